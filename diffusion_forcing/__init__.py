@@ -1,0 +1,59 @@
+"""Diffusion Forcing: sequence models in which every token has its own noise level.
+
+    from diffusion_forcing import DiffusionForcing, NoiseSchedule, RNN, cosine, pyramid, rollout
+
+Train with each token at its own random level; then one model and a schedule matrix decide at sampling time what happens.
+"""
+
+from .backbones import RNN, Backbone, Transformer
+from .guidance import blend, classifier_free, guide, history
+from .levels import Levels, independent, mixture, shared, staircase, teacher_forced
+from .likelihood import elbo
+from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
+from .model import Denoiser, DiffusionForcing
+from .parameterization import Prediction
+from .sampling import rollout, sample, start, stream
+from .schedule import NoiseSchedule, cosine, linear, sigmoid
+from .step import ddim_step
+from .weighting import FusedSNR, MinSNR, Uniform
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RNN",
+    "Backbone",
+    "Denoiser",
+    "DiffusionForcing",
+    "FusedSNR",
+    "Levels",
+    "MinSNR",
+    "NoiseSchedule",
+    "Prediction",
+    "Transformer",
+    "Uniform",
+    "autoregressive",
+    "blend",
+    "check_matrix",
+    "classifier_free",
+    "cosine",
+    "ddim_step",
+    "elbo",
+    "full_sequence",
+    "guide",
+    "history",
+    "independent",
+    "linear",
+    "mixture",
+    "pin",
+    "pyramid",
+    "rollout",
+    "sample",
+    "shared",
+    "sigmoid",
+    "staggered",
+    "staircase",
+    "start",
+    "stream",
+    "teacher_forced",
+    "trapezoid",
+]

@@ -1,0 +1,75 @@
+"""Parts shared by the backbones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class LevelEmbedding(nn.Module):
+    """Noise level of each token to a vector: sines of the level, then a small network.
+
+    Levels are rescaled to 0..1000 first, so that the same network serves any K.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, levels: int, sines: int = 64) -> None:
+        super().__init__()
+        self.levels = levels
+        self.register_buffer("frequencies", torch.exp(-math.log(10_000) * torch.arange(sines) / sines), persistent=False)
+        self.net = nn.Sequential(nn.Linear(2 * sines, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, k: Tensor) -> Tensor:
+        """k: (b, t) int. Returns (b, t, width)."""
+        angle = (k * (1000 / self.levels))[..., None] * self.frequencies
+        return self.net(torch.cat([angle.sin(), angle.cos()], dim=-1))
+
+
+class ResidualMLP(nn.Module):
+    """x + MLP(norm(x)): the residual network's block without the convolutions."""
+
+    def __init__(self, width: int, expansion: int = 2) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, expansion * width)
+        self.down = nn.Linear(expansion * width, width)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+class Rotary(nn.Module):
+    """Rotary positions: queries and keys are turned by an angle proportional to their position, so scores see distances only."""
+
+    frequencies: Tensor
+
+    def __init__(self, head_width: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        frequencies = base ** (-torch.arange(0, head_width, 2) / head_width)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x: (b, heads, t, head_width), its first token standing at position `start`."""
+        position = torch.arange(start, start + x.shape[-2], device=x.device)
+        angle = position[:, None] * self.frequencies
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
+
+
+def zeroed(layer: nn.Linear) -> nn.Linear:
+    """A layer that outputs zeros until it has learned otherwise."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def check_divides(parts: int, whole: int, what: str) -> None:
+    """Raise unless `parts` divides `whole`."""
+    if parts < 1 or whole % parts:
+        raise ValueError(f"{what}: {parts} must divide {whole}")

@@ -1,0 +1,90 @@
+"""The paper's backbone for vectors: a residual MLP reads the noisy token, a GRU updates the latent z, a residual MLP predicts.
+
+    e_t = encode(x_t, k_t, cond_t);   z_t = GRU(e_t, z_{t-1});   out_t = predict(e_t, z_t)
+
+The latent is a belief: at k = 0 its update is the posterior of a Bayes filter, at k = K its prior.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import LevelEmbedding, ResidualMLP, zeroed
+
+
+class RNN(nn.Module):
+    """Residual MLP and stacked GRU over vector tokens. Causal. State: (b, layers, hidden), the latents z.
+
+    width: numbers a token; cond: width of the per-token condition; hidden: width of the latent; layers: GRUs on top of each
+    other, each adding to what the one below says; blocks: residual MLPs before and after.
+    """
+
+    causal = True
+    stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
+
+    def __init__(
+        self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {
+            "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "levels": levels,
+        }  # fmt: skip
+        self.layers = layers
+        self.hidden = hidden
+        self.level = LevelEmbedding(hidden, levels)
+        self.enter = nn.Linear(width + cond, hidden)
+        self.encoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)))
+        self.grus = nn.ModuleList(nn.GRU(hidden, hidden, batch_first=True) for _ in range(layers))
+        self.decoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)), nn.LayerNorm(hidden))
+        self.leave = zeroed(nn.Linear(hidden, width))
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x: (b, t, width); k: (b, t); cond: (b, t, c). Returns (b, t, width) and the latents after the last token."""
+        feature = self.encode(x, k, cond)
+        latents = []
+        for layer, gru in enumerate(self.grus):
+            before = None if state is None else state[:, layer].contiguous()[None]
+            z, last = gru(feature, before)
+            feature = feature + z
+            latents.append(last[0])
+        return self.predict(feature), torch.stack(latents, dim=1)
+
+    def encode(self, x: Tensor, k: Tensor, cond: Tensor) -> Tensor:
+        """The noisy token, its level and condition as one feature: (b, t, hidden). Needs no past."""
+        return self.encoder(self.enter(torch.cat([x, cond], dim=-1)) + self.level(k))
+
+    def step(self, feature: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """One token of n sequences: feature (n, hidden), latents z (n, layers, hidden). Returns (n, hidden) and new latents."""
+        latents = []
+        for layer, gru in enumerate(self.grus):
+            new = torch.gru_cell(
+                feature, z[:, layer], gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0
+            )
+            feature = feature + new
+            latents.append(new)
+        return feature, torch.stack(latents, dim=1)
+
+    def predict(self, feature: Tensor) -> Tensor:
+        """The observation model: from feature and latent to the network's output."""
+        return self.leave(self.decoder(feature))
+
+    def start(self, n: int) -> Tensor:
+        """The latents before the first token of n sequences: zeros (n, layers, hidden)."""
+        return self.leave.weight.new_zeros(n, self.layers, self.hidden)
+
+    def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
+        past, feature = self.encode(past_x, past_k, cond), self.encode(x, k, cond)
+        for gru in self.grus:
+            z, _ = gru(past)
+            before = torch.cat([torch.zeros_like(z[:, :1]), z[:, :-1]], dim=1)
+            new = torch.gru_cell(
+                feature.flatten(0, 1), before.flatten(0, 1),
+                gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0,
+            )  # fmt: skip
+            feature = feature + new.view_as(feature)
+            past = past + z
+        return self.predict(feature)

@@ -1,0 +1,1 @@
+"""Data: sequences cut into windows, and codecs between raw data and tokens."""

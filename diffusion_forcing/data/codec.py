@@ -1,0 +1,151 @@
+"""Raw data to tokens and back: normalise, stack frames, whiten. Statistics are buffers, saved with the weights.
+
+A model never sees raw units and a metric never sees tokens: `encode` once on the way in, `decode` once on the way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std, one mean and std for each number of a frame: (*event). A number that never varies keeps its scale."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("std", std.float())
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Normalize:
+        """From frames x (..., t, *event): statistics over all but the last axis."""
+        flat = _finite(x).reshape(-1, x.shape[-1]).double()
+        if len(flat) == 0:
+            raise ValueError("cannot normalise by empty data; give it at least one frame")
+        std = flat.std(0, unbiased=False)
+        return cls(flat.mean(0), torch.where(std > 0, std, torch.ones_like(std)))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return tokens * self.std + self.mean
+
+
+class Stack(nn.Module):
+    """`frames` frames side by side in one token: (b, t*frames, d) to (b, t, frames*d)."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def encode(self, x: Tensor) -> Tensor:
+        if x.shape[1] % self.frames:
+            raise ValueError(f"{x.shape[1]} frames do not fill tokens of {self.frames}; use a multiple of {self.frames}")
+        return rearrange(x, "b (t s) d -> b t (s d)", s=self.frames)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return rearrange(tokens, "b t (s d) -> b (t s) d", s=self.frames)
+
+
+class Whiten(nn.Module):
+    """Rotate tokens to their principal directions and scale each to variance 1, dropping directions that do not vary.
+
+    Directions below `cut` times the largest standard deviation are null: what is dropped there is put back as the mean.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("basis", basis.float())
+        self.register_buffer("scale", scale.float())
+
+    @classmethod
+    def fit(cls, tokens: Tensor, cut: float = 1e-3, keep: int | None = None) -> Whiten:
+        """From tokens (..., d). keep: at most that many directions."""
+        flat = _finite(tokens).reshape(-1, tokens.shape[-1]).double()
+        if len(flat) < 2:
+            raise ValueError(f"cannot whiten by {len(flat)} token(s); give it at least two")
+        mean = flat.mean(0)
+        values, vectors = torch.linalg.eigh((flat - mean).T @ (flat - mean) / len(flat))
+        std = values.clamp(min=0).sqrt().flip(0)
+        varies = int((std > cut * std[0]).sum())
+        if varies == 0:
+            raise ValueError("cannot whiten data that never vary")
+        number = varies if keep is None else min(keep, varies)
+        return cls(mean, vectors.flip(1)[:, :number], std[:number])
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return (tokens - self.mean) @ self.basis / self.scale
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return (tokens * self.scale) @ self.basis.T + self.mean
+
+
+class Chain(nn.Module):
+    """Codecs one after another."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def encode(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part.encode(x)  # type: ignore[operator]
+        return x
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        for part in reversed(self.parts):
+            tokens = part.decode(tokens)  # type: ignore[operator]
+        return tokens
+
+
+def describe_codec(codec: nn.Module | None) -> Any:
+    """Plain JSON from which `build_codec` makes an empty codec of the same shapes."""
+    if codec is None:
+        return None
+    if isinstance(codec, Chain):
+        return {"kind": "chain", "parts": [describe_codec(part) for part in codec.parts]}
+    if isinstance(codec, Stack):
+        return {"kind": "stack", "frames": codec.frames}
+    if isinstance(codec, Normalize):
+        return {"kind": "normalize", "shape": list(codec.mean.shape)}
+    if isinstance(codec, Whiten):
+        return {"kind": "whiten", "shape": list(codec.basis.shape)}
+    raise ValueError(f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten or a Chain of them")
+
+
+def build_codec(config: Any) -> nn.Module | None:
+    """The codec that `describe_codec` described, its statistics still to be filled in."""
+    if config is None:
+        return None
+    kind = config.get("kind")
+    if kind == "chain":
+        return Chain(*(part for part in map(build_codec, config["parts"]) if part is not None))
+    if kind == "stack":
+        return Stack(config["frames"])
+    if kind == "normalize":
+        return Normalize(torch.zeros(config["shape"]), torch.ones(config["shape"]))
+    if kind == "whiten":
+        width, kept = config["shape"]
+        return Whiten(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
+    raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
+
+
+def _finite(x: Tensor) -> Tensor:
+    bad = ~torch.isfinite(x)
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(f"data hold {int(bad.sum())} NaN or infinite values, the first at index {where}; fill or drop them first")
+    return x

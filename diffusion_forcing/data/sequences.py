@@ -1,0 +1,92 @@
+"""Sequences in memory, cut into windows of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+
+class Batch(NamedTuple):
+    """x: tokens (b, t, *event); cond: (b, t, c), c = 0 where there is none; mask: (b, t), True where the token is real."""
+
+    x: Tensor
+    cond: Tensor
+    mask: Tensor
+
+
+class Windows:
+    """Windows of `length` tokens from sequences of any lengths.
+
+    sequences: arrays (t_i, *event), or one array (n, t, *event). conditions: (t_i, c) each, if any.
+    crop: share of the windows that start anywhere in their sequence; the others start at its first token, or, in a sequence longer
+    than the window, wherever a whole window fits. What a window has beyond the end of its sequence is padding, masked out.
+    """
+
+    def __init__(
+        self, sequences: Sequence[Tensor] | Tensor | np.ndarray, length: int, *,
+        conditions: Sequence[Tensor] | Tensor | None = None, crop: float = 0.0,
+    ) -> None:  # fmt: skip
+        tokens = [torch.as_tensor(s).float() for s in sequences]
+        if not tokens:
+            raise ValueError("there are no sequences to cut windows from: the data set is empty")
+        if length < 1:
+            raise ValueError(f"a window holds at least one token; got length={length}")
+        shapes = {tuple(s.shape[1:]) for s in tokens}
+        if len(shapes) > 1:
+            raise ValueError(f"all tokens must have one shape; got {sorted(shapes)}")
+        if not next(iter(shapes)):
+            raise ValueError("each sequence must be (tokens, numbers of a token); for scalar series add a last axis: x[..., None]")
+        for i, s in enumerate(tokens):
+            if len(s) == 0:
+                raise ValueError(f"sequence {i} is empty; drop it")
+            if not torch.isfinite(s).all():
+                at = tuple((~torch.isfinite(s)).nonzero()[0].tolist())
+                raise ValueError(f"sequence {i} holds NaN or infinite values, the first at {at}; fill them or mask them by level K")
+        conds = [s.new_zeros(len(s), 0) for s in tokens] if conditions is None else [torch.as_tensor(c).float() for c in conditions]
+        if [len(c) for c in conds] != [len(s) for s in tokens]:
+            raise ValueError("conditions must cover each token of each sequence: one row a token")
+        self.length = length
+        self.crop = crop
+        self._sizes = torch.tensor([len(s) for s in tokens])
+        self._starts = torch.cat([torch.zeros(1, dtype=torch.long), self._sizes.cumsum(0)[:-1]])
+        self._tokens = torch.cat(tokens)
+        self._conds = torch.cat(conds)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        """Shape of one token."""
+        return tuple(self._tokens.shape[1:])
+
+    @property
+    def cond_width(self) -> int:
+        return self._conds.shape[-1]
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        """Random windows as (size, 2): which sequence, and its first token. Cheap: nothing is read."""
+        which = torch.randint(0, len(self), (size,), generator=generator)
+        sizes = self._sizes[which]
+        chance = torch.rand(size, generator=generator)
+        anywhere = torch.rand(size, generator=generator) < self.crop
+        room = torch.where(anywhere, sizes, (sizes - self.length + 1).clamp(min=1))
+        return torch.stack([which, (chance * room).long()], dim=1)
+
+    def read(self, windows: Tensor) -> Batch:
+        """The windows (n, 2) as a batch, padded with zeros and masked where a sequence ends early."""
+        which, first = windows.unbind(1)
+        offset = torch.arange(self.length)
+        position = first[:, None] + offset
+        mask = position < self._sizes[which][:, None]
+        index = self._starts[which][:, None] + torch.minimum(position, self._sizes[which][:, None] - 1)
+        x, cond = self._tokens[index], self._conds[index]
+        return Batch(x * mask.view(*mask.shape, *(1,) * (x.ndim - 2)), cond * mask[..., None], mask)
+
+    def all(self) -> Tensor:
+        """One window from the start of each sequence, in order: for validation."""
+        return torch.stack([torch.arange(len(self)), torch.zeros(len(self), dtype=torch.long)], dim=1)

@@ -1,0 +1,165 @@
+"""Guidance: functions from denoiser to denoiser. They compose, and samplers do not know of them.
+
+guide            a differentiable reward of the whole sequence; with draws > 1, Monte Carlo guidance
+classifier_free  away from "no condition", towards the condition
+history          away from "no past" (or a vague one), towards the past
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from .backbones import State
+from .model import Denoise, DiffusionForcing
+from .parameterization import Prediction
+from .schedule import NoiseSchedule, expand
+from .step import ddim_step
+
+Reward = Callable[[Tensor], Tensor]  # clean tokens (b, t, *event) -> score (b,)
+
+
+def guide(
+    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, scale: float, *, draws: int = 1, form: Literal["step", "eps"] = "step",
+    levels: tuple[int, int] | None = None, futures: Literal["resample", "rollout"] = "resample", present: int = 1, steps: int = 3,
+    generator: Generator | None = None,
+) -> Denoise:  # fmt: skip
+    """Steer sampling towards high reward: the gradient of the reward of the predicted clean sequence, with respect to the noisy one.
+
+    reward: (b, t, *event) -> (b,), differentiable. Later tokens are predicted from earlier ones, so their reward steers the past.
+    form: where the gradient acts. "step" shifts the stepped sample by scale sigma (sigma - sigma_next) grad, which stays on the data
+    under any schedule; "eps" is the textbook's x0 += scale sigma^2/alpha grad, strong at high levels: use it with `levels`.
+    levels: (lo, hi), the levels of tokens on which guidance acts; others are left alone. None: all.
+    draws: futures over which the reward is averaged (Monte Carlo guidance). The first `present` tokens that are not yet clean are the
+    present, what follows is the future. futures="resample" denoises the future and noises it again to the same levels, each draw with
+    its own noise; "rollout" then takes it down to clean in `steps` steps, so that the reward sees sampled futures instead of mean ones.
+    The gradient is divided by nothing: two scales compare at the same number of draws only.
+    """
+    if draws < 1 or present < 1 or steps < 1:
+        raise ValueError(f"draws, present and steps count from 1; got draws={draws}, present={present}, steps={steps}")
+    if form not in ("step", "eps") or futures not in ("resample", "rollout"):
+        raise ValueError(f"form is 'step' or 'eps', futures 'resample' or 'rollout'; got {form!r}, {futures!r}")
+    low, high = (0, schedule.levels) if levels is None else levels
+    if not 0 <= low <= high <= schedule.levels:
+        raise ValueError(f"guidance acts on levels (lo, hi) with 0 <= lo <= hi <= {schedule.levels}; got {levels}")
+
+    def guided(x: Tensor, k: Tensor) -> Prediction:
+        if scale == 0:
+            return denoise(x, k)
+        acts = (k >= low) & (k <= high) & (k > 0)
+        if not acts.any():
+            return denoise(x, k)
+        with torch.enable_grad():
+            variable = x.detach().requires_grad_()
+            pred = denoise(variable, k)
+            if draws == 1 and futures == "resample":
+                score = _score(reward, pred.x0)
+            else:
+                clean = _futures(denoise, schedule, variable, k, pred, draws, futures, present, steps, generator)
+                score = _score(reward, clean).unflatten(0, (len(x), draws)).mean(1)
+            (grad,) = torch.autograd.grad(score.sum(), variable)
+        grad = scale * grad * expand(acts, x)
+        x0, eps = pred.x0.detach(), pred.eps.detach()
+        inner = None if pred.grad is None else pred.grad.detach()
+        if form == "step":
+            return Prediction(x0, eps, grad if inner is None else inner + grad)
+        alpha, sigma = expand(schedule.alpha(k), x), expand(schedule.sigma(k), x)
+        return Prediction(x0 + sigma**2 / alpha * grad, eps - sigma * grad, inner)
+
+    return guided
+
+
+def _score(reward: Reward, clean: Tensor) -> Tensor:
+    score = reward(clean)
+    if not isinstance(score, Tensor) or score.shape != clean.shape[:1]:
+        shape = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise ValueError(f"a reward maps tokens {tuple(clean.shape)} to one score a sequence, shape ({len(clean)},); got {shape}")
+    if not score.requires_grad:
+        raise ValueError("the reward has no gradient with respect to the tokens; compute it with differentiable torch operations")
+    return score
+
+
+def _futures(
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, k: Tensor, pred: Prediction, draws: int, kind: str, present: int, steps: int,
+    generator: Generator | None,
+) -> Tensor:  # fmt: skip
+    """Clean sequences (b*draws, t, *event): the present as it stands, futures drawn given it. Differentiable in x."""
+    unfinished = k > 0
+    future = unfinished & (unfinished.long().cumsum(1) > present)
+    x, k, future, x0 = (part.repeat_interleave(draws, dim=0) for part in (x, k, future, pred.x0))
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    # At K what is left of x0 is next to nothing, but its derivative is not: an absent token is fresh noise, and no more.
+    again = torch.where(expand(k == schedule.levels, x), noise, schedule.add_noise(x0, k, noise))
+    x = torch.where(expand(future, x), again, x)
+    if kind == "rollout":
+        for left in range(steps, 0, -1):
+            k_next = torch.where(future, (k * (left - 1)) // left, k)
+            x = ddim_step(schedule, x, denoise(x, k), k, k_next)
+            k = k_next
+    return denoise(x, k).x0
+
+
+def blend(denoisers: Sequence[Denoise], weights: Sequence[float]) -> Denoise:
+    """Predictions added with weights that sum to 1; weights above 1 and below 0 extrapolate."""
+    if len(denoisers) != len(weights) or not denoisers:
+        raise ValueError(f"one weight for each denoiser; got {len(denoisers)} denoisers and {len(weights)} weights")
+    if abs(sum(weights) - 1) > 1e-6:
+        raise ValueError(f"the weights of blended predictions sum to 1; got {list(weights)}, which sum to {sum(weights)}")
+
+    def blended(x: Tensor, k: Tensor) -> Prediction:
+        preds = [denoise(x, k) for denoise in denoisers]
+        x0 = sum(w * p.x0 for w, p in zip(weights, preds, strict=True))
+        eps = sum(w * p.eps for w, p in zip(weights, preds, strict=True))
+        assert isinstance(x0, Tensor)
+        assert isinstance(eps, Tensor)
+        grads = [w * p.grad for w, p in zip(weights, preds, strict=True) if p.grad is not None]
+        return Prediction(x0, eps, torch.stack(grads).sum(0) if grads else None)
+
+    return blended
+
+
+def classifier_free(
+    model: DiffusionForcing, cond: Tensor, scale: float, *, state: State = None, null: Tensor | None = None, null_state: State = None
+) -> Denoise:
+    """Towards the condition, away from none: scale 0 ignores it, 1 is the plain model, more exaggerates.
+
+    cond: (b, t, c). null: the condition that stands for none; zeros, as training with `cond_drop` uses. null_state: the past read
+    without its condition, where the past had one; the same state otherwise.
+    """
+    null = torch.zeros_like(cond) if null is None else null.expand_as(cond)
+    with_it, without = model.denoiser(cond, state), model.denoiser(null, state if null_state is None else null_state)
+    return blend([with_it, without], [scale, 1 - scale])
+
+
+def history(
+    denoise: Denoise, schedule: NoiseSchedule, tokens: int | slice | Sequence[int], scale: float, *, level: int | None = None,
+    generator: Generator | None = None,
+) -> Denoise:  # fmt: skip
+    """Towards what the history says, away from a vaguer one: scale 0 is the vague history, 1 the plain model, more exaggerates.
+
+    tokens: which tokens of the window are history. level: how vague: K (None) is no history at all, less leaves its outline.
+    A model trained with independent levels has seen histories at every level, so this needs no training of its own.
+    For a history inside a state, blend denoisers whose states were absorbed at different levels.
+    """
+    vague = schedule.levels if level is None else level
+    if not 0 <= vague <= schedule.levels:
+        raise ValueError(f"history is made vague by a level in 0..{schedule.levels}; got {level}")
+
+    def without(x: Tensor, k: Tensor) -> Prediction:
+        noise = torch.randn(x[:, tokens].shape, generator=generator, dtype=x.dtype, device=x.device)
+        k_vague, x_vague = k.clone(), x.clone()
+        k_vague[:, tokens] = torch.maximum(k[:, tokens], torch.full_like(k[:, tokens], vague))
+        x_vague[:, tokens] = _noise_further(schedule, x[:, tokens], k[:, tokens], k_vague[:, tokens], noise)
+        return denoise(x_vague, k_vague)
+
+    return blend([denoise, without], [scale, 1 - scale])
+
+
+def _noise_further(schedule: NoiseSchedule, x: Tensor, k: Tensor, k_more: Tensor, noise: Tensor) -> Tensor:
+    """Tokens at level k noised on to a level k_more >= k."""
+    ratio = schedule.alpha(k_more) / schedule.alpha(k)
+    added = (schedule.sigma(k_more) ** 2 - (ratio * schedule.sigma(k)) ** 2).clamp(min=0).sqrt()
+    return expand(ratio, x) * x + expand(added, x) * noise

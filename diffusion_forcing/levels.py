@@ -1,0 +1,92 @@
+"""How training draws noise levels. This one choice separates Diffusion Forcing from its two baselines.
+
+independent     each token its own level (ours)
+shared          one level a sequence: full-sequence diffusion
+teacher_forced  each token its own level, but seen by later tokens as clean: next-token diffusion
+staircase       levels that rise along the sequence, the rows a pyramid will visit
+
+A draw is a function `(shape, levels, generator) -> Levels`. Names join with a plus, `"independent+staircase"`: each sequence
+of the batch follows one of them, equally often.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor
+
+
+class Levels(NamedTuple):
+    """k: (b, t), the level of each token. past: (b, t), the level at which later tokens see it; None: at k itself."""
+
+    k: Tensor
+    past: Tensor | None = None
+
+
+class Draw(Protocol):
+    def __call__(self, shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels: ...
+
+
+def independent(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """Each token uniform in {0..K}, whatever the others have."""
+    return Levels(torch.randint(0, levels + 1, shape, generator=generator))
+
+
+def shared(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """One level a sequence, uniform in {0..K}."""
+    b, t = shape
+    return Levels(torch.randint(0, levels + 1, (b, 1), generator=generator).expand(b, t).contiguous())
+
+
+def teacher_forced(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """Each token uniform in {0..K}, given a past that is always clean."""
+    k = independent(shape, levels, generator).k
+    return Levels(k, torch.zeros_like(k))
+
+
+def staircase(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """A row of a pyramid: k rises by a fixed amount a token, cut off at 0 and K.
+
+    The rise is drawn log-uniformly from K/1000 to K (from nearly full-sequence to nearly token by token), the row uniformly
+    among those in which some token is moving.
+    """
+    b, t = shape
+    rise = levels * 10 ** (-3 * torch.rand(b, 1, generator=generator))
+    first = torch.rand(b, 1, generator=generator) * (levels + rise * (t - 1)) - rise * (t - 1)
+    k = first + rise * torch.arange(t)
+    return Levels(k.round().clamp(0, levels).long())
+
+
+DRAWS: dict[str, Draw] = {
+    "independent": independent,
+    "shared": shared,
+    "teacher_forced": teacher_forced,
+    "staircase": staircase,
+}
+
+
+def mixture(*draws: Draw) -> Draw:
+    """Each sequence of a batch follows one of the draws, each equally often."""
+
+    def mixed(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+        which = torch.randint(0, len(draws), (shape[0], 1), generator=generator)
+        drawn = [draw(shape, levels, generator) for draw in draws]
+        k = torch.stack([d.k for d in drawn])
+        past = torch.stack([d.k if d.past is None else d.past for d in drawn])
+        pick = which.expand(shape)[None]
+        k = k.gather(0, pick)[0]
+        if all(d.past is None for d in drawn):
+            return Levels(k)
+        return Levels(k, past.gather(0, pick)[0])
+
+    return mixed
+
+
+def by_name(names: str) -> Draw:
+    """The draw called `names`: one of DRAWS, or several joined by a plus."""
+    parts = [part.strip() for part in names.split("+")]
+    for part in parts:
+        if part not in DRAWS:
+            raise ValueError(f"unknown draw of levels {part!r}; choose from {', '.join(DRAWS)}, or join several with a plus")
+    return DRAWS[parts[0]] if len(parts) == 1 else mixture(*(DRAWS[part] for part in parts))

@@ -1,0 +1,171 @@
+"""The model: a backbone that reads noisy tokens, a noise schedule, and what the network predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .backbones import Backbone, State
+from .parameterization import Prediction, check_parameterization, target, to_prediction, with_x0
+from .pretrained import Pretrained
+from .schedule import NoiseSchedule, expand
+from .weighting import WEIGHTS, Weight
+
+Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
+
+
+class DiffusionForcing(Pretrained, nn.Module):
+    """A sequence model in which every token has its own noise level.
+
+    backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
+    weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
+    near level K needs one). codec: raw data to tokens and back, saved with the weights.
+    """
+
+    def __init__(
+        self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
+        clip: float | None = None, codec: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if isinstance(weight, str) and weight not in WEIGHTS:
+            raise ValueError(f"unknown loss weight {weight!r}; choose from {', '.join(WEIGHTS)}, or pass a function")
+        levels = getattr(backbone, "config", {}).get("levels", schedule.levels)
+        if levels != schedule.levels:
+            raise ValueError(f"the backbone was built for K={levels} but the schedule has K={schedule.levels}; use the same levels")
+        self.backbone = backbone
+        self.schedule = schedule
+        self.parameterization = check_parameterization(parameterization)
+        self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
+        self.clip = clip
+        self.codec = codec
+
+    @property
+    def causal(self) -> bool:
+        """Whether no output depends on later tokens."""
+        return getattr(self.backbone, "causal", False)
+
+    def forward(
+        self, x: Tensor, k: Tensor, cond: Tensor | None = None, *, noise: Tensor | None = None, past: Tensor | None = None
+    ) -> Tensor:
+        """The weighted squared error of each token, (b, t), averaged over the token's numbers.
+
+        x: clean tokens (b, t, *event); k: level of each (b, t); past: level at which later tokens see each, where it is not k.
+        """
+        cond = self._check(x, k, cond)
+        noise = torch.randn_like(x) if noise is None else noise
+        alpha, sigma = self._amplitudes(x, k)
+        noisy = alpha * x + sigma * noise
+        if past is None:
+            out, _ = self.backbone(noisy, k, cond)
+        else:
+            out = self._forced(noisy, k, cond, self.schedule.add_noise(x, past, noise), past)
+        error = (out - target(self.parameterization, x, noise, alpha, sigma)) ** 2
+        return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
+
+    def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
+        """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""
+        cond = self._check(x, k, cond)
+        out, _ = self.backbone(x, k, cond, state)
+        return self._prediction(out, x, k)
+
+    def predict_forced(self, x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Prediction:
+        """As predict, but each token sees the others as past_x at levels past_k (b, t). All tokens at once."""
+        cond = self._check(x, k, cond)
+        return self._prediction(self._forced(x, k, cond, past_x, past_k), x, k)
+
+    def absorb(
+        self, x: Tensor, cond: Tensor | None = None, state: State = None, *, level: int | Tensor = 0, noise: Tensor | None = None
+    ) -> State:
+        """Commit tokens x (b, t, *event) to the past and return the new state.
+
+        level is the doubt about them, one for all or (b, t): with `noise` they are noised to it, without they are taken as they
+        stand and only labelled with it.
+        """
+        k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
+        cond = self._check(x, k, cond)
+        x = x if noise is None else self.schedule.add_noise(x, k, noise)
+        _, state = self.backbone(x, k, cond, state)
+        return state
+
+    def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
+        """The function (x, k) -> Prediction that a sampler wants, with condition and past bound."""
+        return Denoiser(self, cond, state)
+
+    def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        if not hasattr(self.backbone, "forced"):
+            raise ValueError(
+                f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "
+                "than the tokens' own needs (teacher forcing, likelihoods); use RNN or a causal Transformer, or add it"
+            )
+        return self.backbone.forced(x, k, cond, past_x, past_k)
+
+    def _amplitudes(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
+
+    def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
+        alpha, sigma = self._amplitudes(x, k)
+        prediction = to_prediction(self.parameterization, out, x, alpha, sigma)
+        if self.clip is None:
+            return prediction
+        return with_x0(prediction.x0.clamp(-self.clip, self.clip), x, alpha, sigma)
+
+    def _check(self, x: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
+        """Shapes agree; returns cond, zero numbers wide where there is none."""
+        if x.ndim < 3:
+            raise ValueError(f"tokens have shape (batch, tokens, *event); got {tuple(x.shape)}; add the missing axes")
+        if k.shape != x.shape[:2]:
+            raise ValueError(f"k gives each token its level: expected shape {tuple(x.shape[:2])}, got {tuple(k.shape)}")
+        config: dict[str, Any] = getattr(self.backbone, "config", {})
+        if "width" in config and x.shape[2:] != (config["width"],):
+            raise ValueError(f"the backbone reads tokens of {config['width']} numbers; got tokens of shape {tuple(x.shape[2:])}")
+        if cond is None:
+            cond = x.new_zeros(*x.shape[:2], 0)
+        if cond.shape[:2] != x.shape[:2]:
+            raise ValueError(f"cond covers {tuple(cond.shape[:2])} (batch, tokens) but x is {tuple(x.shape[:2])}")
+        if cond.shape[-1] != config.get("cond", cond.shape[-1]):
+            raise ValueError(f"the backbone reads conditions of {config['cond']} numbers a token; got {cond.shape[-1]}")
+        return cond
+
+
+class Denoiser:
+    """(x, k) -> Prediction: a model with its condition and its past bound.
+
+    Bound to b sequences it also takes n*b of them, n copies of each beside one another, as guidance by several draws asks.
+    """
+
+    def __init__(self, model: DiffusionForcing, cond: Tensor | None = None, state: State = None) -> None:
+        self.model = model
+        self.cond = cond
+        self.state = state
+
+    def __call__(self, x: Tensor, k: Tensor) -> Prediction:
+        cond, state = self.bound(len(x))
+        return self.model.predict(x, k, cond, state)
+
+    def bound(self, n: int) -> tuple[Tensor | None, State]:
+        """Condition and state for n sequences: copied, where n is a multiple of those bound."""
+        bound = self.cond if self.cond is not None else _first_tensor(self.state)
+        if bound is None or len(bound) == n:
+            return self.cond, self.state
+        if n % len(bound):
+            raise ValueError(f"the denoiser is bound to {len(bound)} sequences and cannot serve {n}; use a multiple")
+        return repeat_state(self.cond, n // len(bound)), repeat_state(self.state, n // len(bound))
+
+
+def repeat_state(state: State, copies: int) -> State:
+    """Each sequence of a state `copies` times, beside one another: (b, ...) to (b*copies, ...)."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state.repeat_interleave(copies, dim=0)
+    parts = [repeat_state(part, copies) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def _first_tensor(state: State) -> Tensor | None:
+    while state is not None and not isinstance(state, Tensor):
+        state = state[0]
+    return state

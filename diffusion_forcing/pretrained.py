@@ -1,0 +1,175 @@
+"""Models on disk: config.json + model.safetensors, written and read through huggingface_hub's mixin.
+
+Loading builds one of the known backbones from plain numbers and fills it with tensors. Nothing is unpickled, and no code named
+in a file is run: a backbone of your own is handed to `from_pretrained(path, backbone=...)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+FORMAT = "diffusion_forcing"
+VERSION = 1
+CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+class Pretrained(ModelHubMixin):
+    """save_pretrained, from_pretrained and push_to_hub for DiffusionForcing."""
+
+    def save_pretrained(self, path: str | Path, **_hub: Any) -> None:
+        """Write config.json and model.safetensors into a folder, each in one move. (`push_to_hub` calls this too.)"""
+        model: Any = self
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
+        text = json.dumps(describe(model), indent=2) + "\n"
+        write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Any:
+        """Load a model from a folder, or by its name on the Hugging Face hub.
+
+        backbone: an instance of your own class, for models that use one; its weights are replaced by the saved ones.
+        hub: revision, token, cache_dir and so on, as huggingface_hub names them.
+        """
+        config_file, weights_file = _find(path, hub)
+        config = read_config(config_file)
+        model = build(config, backbone)
+        fill(model, weights_file)
+        return model.eval()
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Everything but the weights, as plain JSON."""
+    from .backbones import BACKBONES
+    from .data.codec import describe_codec
+    from .weighting import WEIGHTS
+
+    names = {cls: name for name, cls in BACKBONES.items()}
+    weights = {cls: name for name, cls in WEIGHTS.items()}
+    kind = names.get(type(model.backbone), "custom")
+    weight = {"kind": weights.get(type(model.weight), "custom")}
+    if dataclasses.is_dataclass(model.weight) and not isinstance(model.weight, type):
+        weight |= dataclasses.asdict(model.weight)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "backbone": {"kind": kind, **getattr(model.backbone, "config", {})},
+        "levels": model.schedule.levels,
+        "parameterization": model.parameterization,
+        "weight": weight,
+        "clip": model.clip,
+        "codec": describe_codec(model.codec),
+    }
+
+
+def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
+    """The model a config describes, with fresh weights."""
+    from .backbones import BACKBONES
+    from .data.codec import build_codec
+    from .model import DiffusionForcing
+    from .schedule import NoiseSchedule, linear
+    from .weighting import WEIGHTS
+
+    try:
+        options = dict(config["backbone"])
+        kind = options.pop("kind")
+        weight_options = dict(config["weight"])
+        weight_kind = weight_options.pop("kind")
+        levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{CONFIG} lacks {error}; it is not a complete description of a diffusion_forcing model") from error
+    if backbone is None:
+        if kind not in BACKBONES:
+            raise ValueError(
+                f"the model's backbone is {kind!r}, which this package does not have ({', '.join(BACKBONES)}); "
+                "build it yourself and pass it: from_pretrained(path, backbone=MyBackbone(...))"
+            )
+        try:
+            backbone = BACKBONES[kind](**options)
+        except TypeError as error:
+            raise ValueError(f"{CONFIG} gives the {kind} backbone options it does not have: {error}") from error
+    weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
+    return DiffusionForcing(
+        backbone,  # type: ignore[arg-type]
+        NoiseSchedule(linear(levels)),  # the curve itself is among the weights
+        parameterization=parameterization,
+        weight=weight,
+        clip=clip,
+        codec=build_codec(codec),
+    )
+
+
+def fill(model: nn.Module, weights_file: str | Path) -> None:
+    """Put the tensors of a safetensors file into the model; they must fit exactly."""
+    tensors = read_tensors(weights_file)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+        other = [f"{n}: {found[n]} instead of {expected[n]}" for n in sorted(expected.keys() & found.keys()) if found[n] != expected[n]]
+        parts = [f"{len(names)} {word}, such as {names[0]}" for word, names in
+                 (("missing", missing), ("unknown", extra), ("of another shape", other)) if names]  # fmt: skip
+        raise ValueError(f"{weights_file} holds the weights of another architecture than its {CONFIG} says: {'; '.join(parts)}")
+    model.load_state_dict(tensors)
+
+
+def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file, or an error that says the file is damaged."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        size = os.path.getsize(path)
+        raise ValueError(
+            f"{path} ({size:,} bytes) is truncated, damaged or not a safetensors file: {error}. Copy or train it again."
+        ) from error
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """config.json of one of our models, or an error that says whose it is not."""
+    try:
+        config = json.loads(Path(path).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); the file is damaged or not a model's config") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f'{path} does not describe a diffusion_forcing model (no "format": "{FORMAT}" in it)')
+    if config.get("version") != VERSION:
+        raise ValueError(f"{path} is of version {config.get('version')}; this package reads version {VERSION}; install a matching one")
+    return config
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
+    folder = Path(path)
+    looks_local = folder.exists() or isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))
+    if not looks_local:
+        return Path(hf_hub_download(str(path), CONFIG, **hub)), Path(hf_hub_download(str(path), WEIGHTS_FILE, **hub))
+    files = folder / CONFIG, folder / WEIGHTS_FILE
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"no model in {folder}: {file.name} is missing. A model's folder holds {CONFIG} and {WEIGHTS_FILE}.")
+    return files

@@ -1,0 +1,200 @@
+"""Sampling: follow a schedule matrix from noise to data, once (`sample`) or window after window (`rollout`).
+
+A sampler sees a denoiser, `(x, k) -> Prediction`, and nothing else of a model, so guidance wraps the denoiser and the loop stays
+short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from . import fast
+from .backbones import RNN
+from .matrix import check_matrix
+from .model import Denoise, Denoiser, DiffusionForcing
+from .schedule import NoiseSchedule, expand
+from .step import Hold, Seen, ddim_step
+
+How = Literal["path", "noise", "label"]
+
+
+@torch.no_grad()
+def sample(
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, matrix: Tensor, *, eta: float = 0.0, hold: Hold = "keep",
+    generator: Generator | None = None, on_step: Callable[[int, Tensor, Tensor], None] | None = None,
+) -> Tensor:  # fmt: skip
+    """Denoise x (b, t, *event) along a schedule matrix (m+1, t) of levels. Returns tokens at the levels of its last row.
+
+    x holds tokens as they are at the first row: white noise at level K, known tokens at level 0 (`start` makes it).
+    on_step(row, x, levels) is called after each row, for watching.
+    A bare `model.denoiser(...)` of a causal model is sampled by a faster order of the same operations (`fast.py`).
+    """
+    return _run(denoise, schedule, x, matrix, eta, hold, generator, on_step)[0]
+
+
+def _run(
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, hold: Hold, generator: Generator | None,
+    on_step: Callable[[int, Tensor, Tensor], None] | None = None, lift: int = 0,
+) -> Seen:  # fmt: skip
+    """Sample, and remember each token as it was at the last row in which its level was at least `lift`."""
+    matrix = check_run(schedule, x, matrix, eta, hold)
+    if isinstance(denoise, Denoiser) and denoise.model.causal and on_step is None:
+        faster = fast.wavefront if isinstance(denoise.model.backbone, RNN) else fast.windowed
+        return faster(denoise, x, matrix, eta=eta, hold=hold, generator=generator, lift=lift)
+    seen, level = x, matrix[0]
+    for row in range(len(matrix) - 1):
+        k, k_next = matrix[row], matrix[row + 1]
+        if hold == "keep" and torch.equal(k, k_next):
+            continue
+        pred = denoise(x, k.expand(x.shape[:2]))
+        x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, generator=generator)
+        high = k_next >= lift
+        seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
+        if on_step is not None:
+            on_step(row + 1, x, k_next)
+    return Seen(x, seen, level)
+
+
+def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, hold: str) -> Tensor:
+    """The matrix on the device of x, if x, eta and hold go with it."""
+    check_matrix(matrix, schedule.levels)
+    if x.ndim < 3 or matrix.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"matrix denoises {matrix.shape[1]} tokens but x has shape {tuple(x.shape)} (batch, tokens, *event); "
+            f"build it with horizon={x.shape[1] if x.ndim > 1 else 1}"
+        )
+    if not 0 <= eta <= 1:
+        raise ValueError(f"eta goes from 0 (deterministic) to 1 (ancestral); got {eta}")
+    if hold not in ("keep", "resample"):
+        raise ValueError(f"hold must be 'keep' or 'resample'; got {hold!r}")
+    return matrix.to(x.device)
+
+
+def start(
+    schedule: NoiseSchedule, matrix: Tensor, shape: Sequence[int], known: Tensor | None = None, generator: Generator | None = None
+) -> Tensor:
+    """Tokens as they are at the first row of a matrix: `known` (b, t, *event) noised to its levels, white noise at K.
+
+    shape: (b, *event). Where nothing is known the row should be at K, and `known` may hold anything finite.
+    """
+    b, *event = shape
+    noise = torch.randn(b, matrix.shape[1], *event, generator=generator, device=schedule.alpha_table.device)
+    if known is None:
+        known = torch.zeros_like(noise)
+    first = matrix[0].to(noise.device)
+    # At K the schedule leaves a last trace of signal: an absent token must not carry even that.
+    absent = expand(first == schedule.levels, noise)
+    return torch.where(absent, noise, schedule.add_noise(known, first, noise))
+
+
+def rollout(
+    model: DiffusionForcing, matrix: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
+    on_chunk: Callable[[int], None] | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Generate `length` tokens after a context, window after window. Returns the new tokens (b, length, *event).
+
+    matrix: (m+1, h), how each window of h tokens is sampled. context: (b, c, *event) or None. cond: (b, c+length, width).
+    on_chunk(n) is told of each n new tokens, for a progress bar. options: stabilization, memory, commit, wrap, eta, hold,
+    generator ..., as in `stream`, which does the work and yields windows as they come.
+    """
+    chunks = []
+    for chunk in stream(model, matrix, length, context, cond, **options):
+        chunks.append(chunk)
+        if on_chunk is not None:
+            on_chunk(chunk.shape[1])
+    return torch.cat(chunks, dim=1)
+
+
+def stream(
+    model: DiffusionForcing, matrix: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
+    stabilization: int = 0, how: How | None = None, memory: int | None = None, commit: int | None = None,
+    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", batch: int | None = None,
+    generator: Generator | None = None,
+) -> Iterator[Tensor]:  # fmt: skip
+    """`rollout` as a stream: yields (b, <= commit, *event) tokens at a time, until `length`, in constant memory.
+
+    stabilization: a small level k; generated tokens join the past as if they still had that much noise, so that small errors do not
+    add up. how: "path" takes each token as it was on its way down, at the last rung not below k (the paper's way for RNNs);
+    "noise" noises the finished token to k; "label" only says k. None: what the backbone prefers.
+    memory: forget all but the last so many tokens before each window (None: the state carries on; 0: no past at all).
+    commit: keep only that many tokens of each window and sample the rest anew, as in model-predictive control (None: all).
+    wrap: guidance, as a function from denoiser to denoiser. batch: sequences, where neither context nor cond tells.
+    """
+    check_matrix(matrix, model.schedule.levels)
+    horizon = matrix.shape[1]
+    commit = horizon if commit is None else commit
+    _check_rollout(model, length, context, cond, stabilization, memory, commit, horizon)
+    how = how or getattr(model.backbone, "stabilization", "noise")
+    lift = stabilization if how == "path" else 0
+    given = 0 if context is None else context.shape[1]
+    b = batch or next((len(told) for told in (context, cond) if told is not None), 1)
+    event = context.shape[2:] if context is not None else (model.backbone.config["width"],)  # type: ignore[attr-defined]
+    past = _Past(model, memory)
+    if context is not None:
+        past.add(context, None if cond is None else cond[:, :given], 0)
+    done = 0
+    while done < length:
+        width = min(horizon, length - done)
+        window = matrix[:, :width]
+        here = None if cond is None else cond[:, given + done : given + done + width]
+        denoise: Denoise = model.denoiser(here, past.state)
+        if wrap is not None:
+            denoise = wrap(denoise)
+        with torch.no_grad():
+            x = start(model.schedule, window, (b, *event), generator=generator)
+            x, seen, level = _run(denoise, model.schedule, x, window, eta, hold, generator, lift=lift)
+            if stabilization and how != "path":
+                level = torch.full_like(level, stabilization)
+                if how == "noise":
+                    seen = model.schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
+            keep = min(commit, width)
+            past.add(seen[:, :keep], None if here is None else here[:, :keep], level[:keep])
+        yield x[:, :keep]
+        done += keep
+
+
+class _Past:
+    """The committed past of a roll-out: a state that carries on, or the last `memory` tokens read afresh."""
+
+    def __init__(self, model: DiffusionForcing, memory: int | None) -> None:
+        self.model = model
+        self.memory = memory
+        self.state: Any = None
+        self.recent: list[Tensor | None] = [None, None, None]
+
+    @torch.no_grad()
+    def add(self, x: Tensor, cond: Tensor | None, level: int | Tensor) -> None:
+        if self.memory is None:
+            self.state = self.model.absorb(x, cond, self.state, level=level)
+            return
+        k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
+        new = (x, k, x.new_zeros(*x.shape[:2], 0) if cond is None else cond)
+        joined = [n if old is None else torch.cat([old, n], dim=1) for old, n in zip(self.recent, new, strict=True)]
+        self.recent = [part[:, max(0, part.shape[1] - self.memory) :] for part in joined]
+        tokens, levels, conds = self.recent
+        assert tokens is not None
+        assert levels is not None
+        self.state = self.model.absorb(tokens, conds, level=levels) if self.memory else None
+
+
+def _check_rollout(
+    model: DiffusionForcing, length: int, context: Tensor | None, cond: Tensor | None, stabilization: int, memory: int | None,
+    commit: int, horizon: int,
+) -> None:  # fmt: skip
+    if length < 1:
+        raise ValueError(f"a roll-out generates at least one token; got length={length}")
+    if not 1 <= commit <= horizon:
+        raise ValueError(f"commit is how many of a window's {horizon} tokens are kept, 1..{horizon}; got {commit}")
+    if not 0 <= stabilization <= model.schedule.levels:
+        raise ValueError(f"stabilization is a level in 0..{model.schedule.levels}, a small one; got {stabilization}")
+    if memory is not None and memory < 0:
+        raise ValueError(f"memory counts tokens, or is None for all of them; got {memory}")
+    given = 0 if context is None else context.shape[1]
+    if cond is not None and cond.shape[1] < given + length:
+        raise ValueError(
+            f"cond must cover the {given} tokens of the context and the {length} to generate ({given + length}); it has {cond.shape[1]}"
+        )
