@@ -66,13 +66,15 @@ def wavefront(
     noises: dict[int, Tensor | None] = {}
     drawn = 0
     acting = moves.any(1).tolist()
+    known, which = matrix.unique(return_inverse=True)
+    embedded = rnn.level(known)  # a few levels, many cells: embed each level once
     for rows, tokens in _waves(moves):
         while drawn <= int(rows.max()):  # rows draw their noise in order, as the plain loop does
             if acting[drawn]:
                 noises[drawn] = _draw(x, eta, hold, generator)
             drawn += 1
         k, k_next, now = matrix[rows, tokens], matrix[rows + 1, tokens], x[:, tokens]
-        feature = rnn.encode(now, k.expand(b, -1), cond[:, tokens])
+        feature = rnn.encode(now, embedded[which[rows, tokens]], cond[:, tokens])
         feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
         pred = model._prediction(rnn.predict(feature.unflatten(0, (b, -1))), now, k.expand(b, -1))
         noise = None
@@ -82,10 +84,11 @@ def wavefront(
         stepped = ddim_step(schedule, now, pred, k, k_next, eta=eta, hold=hold, noise=noise)
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
-        high = k_next >= lift
-        seen[:, tokens] = torch.where(expand(high, stepped), stepped, seen[:, tokens])
-        level[tokens] = torch.where(high, k_next, level[tokens])
-    return Seen(x, seen, level)
+        if lift:
+            high = k_next >= lift
+            seen[:, tokens] = torch.where(expand(high, stepped), stepped, seen[:, tokens])
+            level[tokens] = torch.where(high, k_next, level[tokens])
+    return Seen(x, seen, level) if lift else Seen(x, x, matrix[-1])
 
 
 def _moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:

@@ -43,7 +43,7 @@ class RNN(nn.Module):
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x: (b, t, width); k: (b, t); cond: (b, t, c). Returns (b, t, width) and the latents after the last token."""
-        feature = self.encode(x, k, cond)
+        feature = self.encode(x, self.level(k), cond)
         latents = []
         for layer, gru in enumerate(self.grus):
             before = None if state is None else state[:, layer].contiguous()[None]
@@ -52,9 +52,9 @@ class RNN(nn.Module):
             latents.append(last[0])
         return self.predict(feature), torch.stack(latents, dim=1)
 
-    def encode(self, x: Tensor, k: Tensor, cond: Tensor) -> Tensor:
-        """The noisy token, its level and condition as one feature: (b, t, hidden). Needs no past."""
-        return self.encoder(self.enter(torch.cat([x, cond], dim=-1)) + self.level(k))
+    def encode(self, x: Tensor, level: Tensor, cond: Tensor) -> Tensor:
+        """The noisy token, its embedded level and its condition as one feature: (b, t, hidden). Needs no past."""
+        return self.encoder(self.enter(torch.cat([x, cond], dim=-1)) + level)
 
     def step(self, feature: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """One token of n sequences: feature (n, hidden), latents z (n, layers, hidden). Returns (n, hidden) and new latents."""
@@ -77,7 +77,8 @@ class RNN(nn.Module):
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
-        past, feature = self.encode(past_x, past_k, cond), self.encode(x, k, cond)
+        past = self.encode(past_x, self.level(past_k), cond)
+        feature = self.encode(x, self.level(k), cond)
         for gru in self.grus:
             z, _ = gru(past)
             before = torch.cat([torch.zeros_like(z[:, :1]), z[:, :-1]], dim=1)

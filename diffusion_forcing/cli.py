@@ -1,0 +1,250 @@
+"""dforce: train, evaluate, sample and report from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table as RichTable
+
+from .config import Experiment
+from .recipes import RECIPES, resolve
+from .report import write_report
+from .run import load_run, open_run, save_evaluation
+from .tasks import Progress, Table
+from .train import Diverged, train
+
+console = Console()
+
+HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: every token has its own noise level.
+
+  [bold]dforce list[/]                        recipes that can be trained
+  [bold]dforce train RECIPE[/] [dim][options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
+  [bold]dforce eval RUN[/] [dim][options][/]           measure, print tables, draw figures
+  [bold]dforce sample RUN[/] [dim][options][/]         draw samples, as arrays and as a picture
+  [bold]dforce report RUN[/]                  one self-contained HTML page
+
+Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
+A first run, a minute long: [bold]dforce train composition && dforce eval runs/composition[/]
+Baselines are one option: [bold]--train.draw shared[/] is full-sequence diffusion, [bold]--train.draw teacher_forced[/] next-token diffusion.
+Your own recipe: [bold]dforce train mymodule:myfunction[/], where the function returns an Experiment.
+"""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Measure a trained run: print its tables, draw its figures, write eval.json and report.html."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder, such as runs/composition."""
+    samples: int = 1000
+    """Sequences to draw."""
+    seed: int = 0
+    """Of the sampling."""
+    json: Path | None = None
+    """Also write the metrics to this file."""
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Draw samples from a trained run, as arrays and as a picture."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder, such as runs/composition."""
+    samples: int = 100
+    """Sequences to draw."""
+    seed: int = 0
+    out: Path | None = None
+    """Folder to write to; RUN/samples if not given."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write report.html, one self-contained page about a run."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder, such as runs/composition."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `dforce`."""
+    words = sys.argv[1:] if arguments is None else arguments
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "list": list_recipes, "train": train_recipe, "eval": evaluate_run, "sample": sample_run, "report": report_run,
+    }  # fmt: skip
+    if not words or words[0] in ("-h", "--help", "help"):
+        console.print(HELP)
+        return
+    if words[0] == "--version":
+        from . import __version__
+
+        print(__version__)
+        return
+    if words[0] not in commands:
+        _fail(f"there is no command {words[0]!r}; choose from {', '.join(commands)}")
+    try:
+        code = commands[words[0]](words[1:])
+    except (ValueError, FileNotFoundError, ImportError, Diverged) as error:
+        if os.environ.get("DFORCE_TRACEBACK"):
+            raise
+        _fail(str(error))
+    except KeyboardInterrupt:
+        console.print("stopped")
+        code = 130
+    sys.exit(code)
+
+
+def list_recipes(words: list[str]) -> int:
+    """dforce list"""
+    table = RichTable("recipe", "what it is", box=None, header_style="bold", padding=(0, 3, 0, 0))
+    for name, recipe in RECIPES.items():
+        table.add_row(name, (recipe.__doc__ or "").strip().split("\n")[0])
+    console.print(table)
+    console.print("\nTrain one with [bold]dforce train NAME[/]; see its options with [bold]dforce train NAME --help[/].")
+    return 0
+
+
+def train_recipe(words: list[str]) -> int:
+    """dforce train RECIPE [options]"""
+    if not words or words[0].startswith("-"):
+        if not words or words[0] in ("-h", "--help"):
+            console.print("[bold]dforce train RECIPE[/] [dim][options][/]\n\nRecipes:\n")
+            list_recipes([])
+            return 0
+        raise ValueError(f"name the recipe first: dforce train RECIPE {' '.join(words)}; `dforce list` shows them")
+    name, *rest = words
+    default = resolve(name)()
+    parsed: Any = tyro.cli(_options_of(default), args=rest, prog=f"dforce train {name}", description=_described(name))
+    run_name = parsed.name or name.replace(":", ".")
+    values = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(Experiment)}
+    experiment = Experiment(**{**values, "name": run_name})
+    folder = parsed.runs / run_name
+    main_process = os.environ.get("RANK", "0") == "0"
+    if main_process:
+        open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=parsed.fresh)
+        steps = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
+        console.print(f"training [bold]{name}[/] in {folder} ({steps}, seed {experiment.train.seed})")
+    result = train(experiment, folder)
+    if not main_process:
+        return 0
+    again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])
+    if result.status == "interrupted":
+        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{again}[/]")
+        return 130
+    console.print(
+        f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
+        f"Next: [bold]dforce eval {folder}[/]"
+    )
+    return 0
+
+
+def evaluate_run(words: list[str]) -> int:
+    """dforce eval RUN"""
+    options = tyro.cli(EvalOptions, args=words, prog="dforce eval")
+    _check_samples(options.samples)
+    experiment, model = load_run(options.run)
+    figures = options.run / "figures"
+    figures.mkdir(exist_ok=True)
+    with progress_bar() as progress, torch.inference_mode(False):
+        evaluation = experiment.task.evaluate(model, figures, samples=options.samples, seed=options.seed, progress=progress)
+    data = save_evaluation(options.run, evaluation, samples=options.samples, seed=options.seed)
+    for table in evaluation.tables:
+        show(table)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({**data["metrics"], "samples": options.samples, "seed": options.seed}, indent=2) + "\n")
+    page = write_report(options.run)
+    for name in evaluation.figures:
+        console.print(f"figure  {figures / name}")
+    console.print(f"report  {page}")
+    return 0
+
+
+def sample_run(words: list[str]) -> int:
+    """dforce sample RUN"""
+    options = tyro.cli(SampleOptions, args=words, prog="dforce sample")
+    _check_samples(options.samples)
+    experiment, model = load_run(options.run)
+    folder = options.out or options.run / "samples"
+    folder.mkdir(parents=True, exist_ok=True)
+    with progress_bar() as progress:
+        files = experiment.task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
+    for file in files:
+        console.print(f"wrote {file}")
+    return 0
+
+
+def report_run(words: list[str]) -> int:
+    """dforce report RUN"""
+    console.print(f"report  {write_report(tyro.cli(ReportOptions, args=words, prog='dforce report').run)}")
+    return 0
+
+
+def show(table: Table) -> None:
+    """A table in the terminal."""
+    rich = RichTable(*table.columns, title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 3, 0, 0))
+    for row in table.rows:
+        rich.add_row(*row)
+    console.print()
+    console.print(rich)
+    console.print()
+
+
+class progress_bar:
+    """A progress bar for each thing a task reports on; silent where there is no terminal."""
+
+    def __enter__(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self.bar.start()
+        self.tasks: dict[str, Any] = {}
+        return self.told
+
+    def told(self, what: str, done: int, of: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what, total=of)
+        self.bar.update(self.tasks[what], completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+
+def _options_of(default: Experiment) -> Any:
+    """The options of `dforce train` for one recipe: its experiment's fields, narrowed to the kinds it uses, with its values."""
+    fields: list[Any] = [
+        ("task", type(default.task), dataclasses.field(default=default.task)),
+        ("model", type(default.model), dataclasses.field(default=default.model)),
+        ("train", type(default.train), dataclasses.field(default=default.train)),
+        ("name", Annotated[str, tyro.conf.arg(help="Name of the run; the recipe's if empty.")], dataclasses.field(default=default.name)),
+        ("runs", Annotated[Path, tyro.conf.arg(help="Folder of all runs.")], dataclasses.field(default=Path("runs"))),
+        ("fresh", Annotated[bool, tyro.conf.arg(help="Set an existing run of that name aside and start anew.")], dataclasses.field(default=False)),
+    ]
+    made = dataclasses.make_dataclass("Options", fields, frozen=True)
+    return tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)(made)
+
+
+def _described(name: str) -> str:
+    doc = (resolve(name).__doc__ or "").strip()
+    return f"{doc}\n\nThe run goes to runs/NAME; the same command goes on where it stopped, after Ctrl-C or a crash."
+
+
+def _check_samples(samples: int) -> None:
+    if samples < 1:
+        raise ValueError(f"--samples counts from 1; got {samples}")
+
+
+def _fail(message: str) -> None:
+    Console(stderr=True).print(f"[bold red]error:[/] {message}", highlight=False, soft_wrap=True)
+    sys.exit(2)

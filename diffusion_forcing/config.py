@@ -1,0 +1,226 @@
+"""What an experiment is: a frozen dataclass that a recipe returns, the command line overrides and a run writes down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from . import levels as level_draws
+from .backbones import RNN, Transformer
+from .model import DiffusionForcing
+from .parameterization import Parameterization
+from .schedule import CURVES, LEVELS, NoiseSchedule
+from .tasks import TASKS, Task
+from .weighting import FusedSNR, MinSNR, Uniform
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RNNConfig:
+    """Residual MLP + GRU, the paper's backbone for vectors."""
+
+    hidden: int = 128
+    """Width of the latent z."""
+    layers: int = 1
+    """GRU layers."""
+    blocks: int = 2
+    """Residual MLPs before and after the GRUs."""
+
+    def build(self, width: int, cond: int, levels: int) -> RNN:
+        return RNN(width, cond, levels=levels, **dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Transformer: causal with a KV cache, or seeing everything."""
+
+    hidden: int = 128
+    """Width of a token inside the network."""
+    layers: int = 4
+    """Attention blocks."""
+    heads: int = 4
+    """Attention heads; must divide hidden."""
+    causal: bool = True
+    """Attend backwards only."""
+    window: int | None = None
+    """Tokens a token attends to, itself included; None: all."""
+
+    def build(self, width: int, cond: int, levels: int) -> Transformer:
+        return Transformer(width, cond, levels=levels, **dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Network, noise and loss."""
+
+    backbone: RNNConfig | TransformerConfig = field(default_factory=RNNConfig)
+    schedule: Literal["linear", "cosine", "sigmoid"] = "cosine"
+    """Curve of the signal over the levels."""
+    levels: int = LEVELS
+    """K, the level of pure noise."""
+    parameterization: Parameterization = "v"
+    """What the network predicts."""
+    weight: Uniform | MinSNR | FusedSNR = field(default_factory=Uniform)
+    clip: float | None = None
+    """Bound on |x0| when sampling, in encoded units."""
+
+    def build(self, width: int, cond: int = 0, codec: nn.Module | None = None) -> DiffusionForcing:
+        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
+        schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
+        backbone = self.backbone.build(width, cond, self.levels)
+        return DiffusionForcing(
+            backbone, schedule, parameterization=self.parameterization, weight=self.weight, clip=self.clip, codec=codec
+        )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Optimiser, budget and bookkeeping."""
+
+    steps: int | None = 2000
+    """Stop after so many steps. None: only the minutes count."""
+    minutes: float | None = None
+    """Stop after so many minutes of training. With steps too, whichever comes first."""
+    batch: int = 64
+    """Sequences a step, over all processes and accumulations."""
+    accumulate: int = 1
+    """Split each step's batch into so many passes, to save memory."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """muon: Muon on the matrices inside the network, AdamW on the rest."""
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon."""
+    weight_decay: float = 0.0
+    warmup: int = 100
+    """Steps over which the learning rate rises."""
+    final_lr: float = 0.0
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    clip_norm: float = 1.0
+    """Largest norm of the gradient."""
+    ema: float = 0.998
+    """Decay of the moving average of the weights, which is what is evaluated and saved."""
+    draw: str = "independent"
+    """How levels are drawn: independent, shared (full-sequence diffusion), teacher_forced (next-token diffusion), staircase, or
+    several joined by a plus."""
+    cond_drop: float = 0.0
+    """Share of sequences trained without their condition, for classifier-free guidance."""
+    seed: int = 0
+    validate_every: int = 200
+    """Steps between validations."""
+    patience: int | None = None
+    """Stop when the validation loss has not improved for so many validations."""
+    checkpoint_every: float = 60.0
+    """Seconds between checkpoints."""
+    log_every: int = 20
+    """Steps between lines of the log."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Mixed precision, on CUDA only."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """How several processes (torchrun) share the work."""
+    device: str = "auto"
+    """cuda, cpu, mps, or auto."""
+    threads: int | None = None
+    """Threads of torch on a CPU; None leaves torch's choice."""
+    wandb: bool = False
+    """Also log to Weights & Biases (needs the extra)."""
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.minutes is None:
+            raise ValueError("training needs an end: give steps, minutes or both")
+        for name in ("steps", "minutes", "patience", "threads"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive; got {value}")
+        for name in ("batch", "accumulate", "validate_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} counts from 1; got {getattr(self, name)}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
+        if self.lr <= 0 or self.muon_lr <= 0 or self.clip_norm <= 0:
+            raise ValueError(f"lr, muon_lr and clip_norm must be positive; got {self.lr}, {self.muon_lr}, {self.clip_norm}")
+        if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1:
+            raise ValueError(f"ema lies in [0, 1) and cond_drop in [0, 1]; got {self.ema}, {self.cond_drop}")
+        level_draws.by_name(self.draw)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A task, a model and a training. Recipes return one; every field can be set on the command line."""
+
+    task: Task
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    name: str = ""
+    """Name of the run's folder; the recipe's name if empty."""
+
+
+def to_dict(value: Any) -> Any:
+    """Dataclasses to plain JSON, each with the name of its class, so that unions can be told apart."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, (list, tuple)):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def from_dict(kind: Any, data: Any, path: str = "config", tasks: tuple[type, ...] = ()) -> Any:
+    """The inverse of to_dict for a value annotated as `kind`. Unknown names are errors that say where.
+
+    tasks: classes an experiment's task may have besides our own.
+    """
+    options = {cls.__name__: cls for cls in (*TASKS, *tasks)} if kind is Task else _dataclasses_in(kind)
+    if not options:
+        return tuple(data) if isinstance(data, list) and typing.get_origin(kind) is tuple else data
+    if data is None:
+        return None
+    if not isinstance(data, dict) or data.get("kind") not in options:
+        found = data.get("kind") if isinstance(data, dict) else data
+        raise ValueError(f"{path} should be one of {', '.join(sorted(options))}; got {found!r}")
+    cls = options[data["kind"]]
+    hints = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}
+    unknown = data.keys() - names - {"kind"}
+    if unknown:
+        raise ValueError(f"{path} has no option {sorted(unknown)[0]!r}; {cls.__name__} has {', '.join(sorted(names))}")
+    return cls(**{name: from_dict(hints[name], data[name], f"{path}.{name}", tasks) for name in names if name in data})
+
+
+def save_experiment(experiment: Experiment, path: Path) -> None:
+    path.write_text(json.dumps(to_dict(experiment), indent=2) + "\n")
+
+
+def load_experiment(path: Path, tasks: tuple[type, ...] = ()) -> Experiment:
+    """The experiment a run wrote down. tasks: see from_dict."""
+    try:
+        data = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); the run is damaged") from error
+    return from_dict(Experiment, data, path.name, tasks)
+
+
+def replace(experiment: T, **changes: Any) -> T:
+    """A copy with nested fields changed: replace(e, train__steps=10)."""
+    result: Any = experiment
+    for name, value in changes.items():
+        head, _, rest = name.partition("__")
+        value = replace(getattr(result, head), **{rest: value}) if rest else value
+        result = dataclasses.replace(result, **{head: value})
+    return result
+
+
+def _dataclasses_in(kind: Any) -> dict[str, type]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return {name: cls for part in typing.get_args(kind) for name, cls in _dataclasses_in(part).items()}
+    return {kind.__name__: kind} if dataclasses.is_dataclass(kind) else {}

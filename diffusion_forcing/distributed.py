@@ -1,0 +1,94 @@
+"""Several processes, applied from outside the model: start with `torchrun --nproc_per_node N -m diffusion_forcing ...`.
+
+A model knows nothing of this. The batch is drawn whole and identically everywhere, and each process works on its slice, so N processes
+give the losses of one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class World:
+    """Who we are among the processes."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def slice(self, total: int) -> slice:
+        """This process's share of a batch of `total`."""
+        if total % self.size:
+            raise ValueError(f"{self.size} processes cannot share a batch of {total} equally; use a multiple of {self.size}")
+        share = total // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, flag: bool) -> bool:
+        """True everywhere if it is True anywhere: all processes stop at the same step."""
+        if self.size == 1:
+            return flag
+        return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def world(device: str = "auto") -> Iterator[World]:
+    """Join the process group that torchrun describes in the environment; alone without one."""
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield World(device=torch.device(kind))
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    where = torch.device("cuda", local) if kind == "cuda" else torch.device(kind)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), where)
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(model: nn.Module, world: World, parallel: str) -> nn.Module:
+    """The model as the training loop calls it: replicated (DDP), sharded (FSDP2), or as it is."""
+    if world.size == 1:
+        return model
+    if parallel == "fsdp":
+        shard(model, world)
+        return model
+    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+
+
+def shard(model: nn.Module, world: World) -> None:
+    """FSDP2 in place: each block of the backbone its own shard, then the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    blocks: Any = getattr(model.backbone, "blocks", [])
+    for block in blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)

@@ -1,0 +1,130 @@
+"""What a training says while it runs: a progress bar, a JSONL file and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from .train import Clock
+
+LOG = "log.jsonl"
+
+
+class Log:
+    """A bar with loss, tokens/s and time left on a terminal, a line every ten seconds elsewhere; always log.jsonl and tensorboard/.
+
+    A resumed run first drops what the log says of steps after its checkpoint: they will be taken again.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, *, quiet: bool, active: bool, wandb: bool, name: str) -> None:
+        self.folder, self.clock, self.quiet, self.active = folder, clock, quiet, active
+        self.every = clock.config.log_every
+        self.smooth: float | None = None
+        self.tokens = 0
+        self.valid_loss: float | None = None
+        self._wandb_wanted, self._name = wandb and active, name
+        self._run: Any = None
+
+    def __enter__(self) -> Log:
+        if self.active:
+            path = self.folder / LOG
+            kept = [line for line in read_log(path) if line["step"] <= self.clock.step]
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            self._file = path.open("a", buffering=1)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.clock.step)
+        if self._wandb_wanted:
+            try:
+                import wandb
+            except ImportError as error:
+                raise ImportError("logging to Weights & Biases needs its package: pip install 'diffusion_forcing[wandb]'") from error
+            self._run = wandb.init(project="diffusion_forcing", name=self._name, dir=str(self.folder))
+        self.console = Console(stderr=True)
+        self.bar: Progress | None = None
+        if not self.quiet and self.console.is_terminal:
+            columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+            self.bar = Progress(*columns, console=self.console)
+            self.bar.start()
+            self._task = self.bar.add_task("training", total=1.0, completed=self.clock.progress, said="")
+        self._started, self._spoken, self._base = time.monotonic(), time.monotonic(), self.clock.progress
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+        if self.active:
+            self._file.close()
+            self._board.close()
+        if self._run is not None:
+            self._run.finish()
+
+    def step(self, loss: float, norm: float, lr: float, tokens: int) -> None:
+        """Told after each step."""
+        self.tokens += tokens
+        self.smooth = loss if self.smooth is None else 0.98 * self.smooth + 0.02 * loss
+        step = self.clock.step
+        if step % self.every == 0 or step == 1 or self.clock.finished:
+            self._write({"step": step, "loss": loss, "grad_norm": norm, "lr": lr, "seconds": round(self.clock.elapsed, 3),
+                         "tokens_per_second": round(self.rate)})  # fmt: skip
+        self._show()
+
+    def valid(self, loss: float) -> None:
+        """Told after each validation."""
+        self.valid_loss = loss
+        self._write({"step": self.clock.step, "valid_loss": loss, "seconds": round(self.clock.elapsed, 3)})
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / max(1e-9, time.monotonic() - self._started)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if not self.active:
+            return
+        self._file.write(json.dumps(line) + "\n")
+        for name, value in line.items():
+            if name not in ("step", "seconds"):
+                self._board.add_scalar(name, value, line["step"])
+        if self._run is not None:
+            self._run.log(line)
+
+    def _show(self) -> None:
+        if self.quiet:
+            return
+        now = time.monotonic()
+        if self.bar is None and now - self._spoken < 10 and not self.clock.finished:
+            return
+        gained = self.clock.progress - self._base
+        left = (now - self._started) * (1 - self.clock.progress) / gained if gained > 0 else float("nan")
+        valid = "" if self.valid_loss is None else f"  valid {self.valid_loss:.4f}"
+        said = f"step {self.clock.step:,}  loss {self.smooth:.4f}{valid}  {self.rate:,.0f} tokens/s  {_duration(left)} left"
+        if self.bar is not None:
+            self.bar.update(self._task, completed=min(1.0, self.clock.progress), said=said)
+            return
+        print(f"training {min(1.0, self.clock.progress):4.0%}  {said}", file=sys.stderr, flush=True)
+        self._spoken = now
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Lines of a log; a last line cut off by a crash is dropped."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    if seconds != seconds:
+        return "-:--"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

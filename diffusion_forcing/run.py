@@ -1,0 +1,104 @@
+"""A run: a folder with everything needed to repeat it."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .config import Experiment, load_experiment, save_experiment, to_dict
+from .model import DiffusionForcing
+from .pretrained import write_atomically
+from .recipes import resolve
+from .tasks import Evaluation
+
+CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
+
+
+def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False) -> None:
+    """Make a run's folder, or check that an existing one is of the same experiment, to go on with.
+
+    fresh: set an existing run aside (renamed, not deleted) and start anew.
+    """
+    config = folder / CONFIG
+    if config.exists() and fresh:
+        aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
+        folder.rename(aside)
+    if config.exists():
+        old, new = json.loads(config.read_text()), to_dict(experiment)
+        changed = _differences(old, new)
+        if changed:
+            raise ValueError(
+                f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set the old "
+                "run aside with --fresh."
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about(recipe, experiment, command), indent=2) + "\n"))
+    write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
+
+
+def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
+    """What was run, with which versions, where."""
+    packages = ("diffusion_forcing", "torch", "numpy", "einops")
+    doc = (resolve(recipe).__doc__ or "").strip().split("\n")[0]
+    return {
+        "recipe": recipe,
+        "doc": doc,
+        "command": command,
+        "seed": experiment.train.seed,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": ", ".join(f"{name} {_version(name)}" for name in packages) + f", python {platform.python_version()}",
+        "commit": _commit(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def load_run(folder: Path) -> tuple[Experiment, DiffusionForcing]:
+    """A run's experiment and trained model."""
+    if not (folder / CONFIG).exists():
+        known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
+        hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"
+        raise FileNotFoundError(f"{folder} is not a run (it has no {CONFIG}); {hint}")
+    recipe = json.loads((folder / ABOUT).read_text())["recipe"] if (folder / ABOUT).exists() else "composition"
+    experiment = load_experiment(folder / CONFIG, (type(resolve(recipe)().task),))
+    if not (folder / "model").exists():
+        raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
+    return experiment, DiffusionForcing.from_pretrained(folder / "model")
+
+
+def save_evaluation(folder: Path, evaluation: Evaluation, **facts: Any) -> dict[str, Any]:
+    """Write eval.json and return what it says."""
+    data = {**asdict(evaluation), **facts}
+    write_atomically(folder / EVALUATION, lambda path: Path(path).write_text(json.dumps(data, indent=2) + "\n"))
+    return data
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [*old, *(key for key in new if key not in old)]
+        return [d for key in keys for d in _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, if it is one."""
+    here = Path(__file__).resolve().parent
+    try:
+        words = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

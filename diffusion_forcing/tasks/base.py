@@ -1,0 +1,61 @@
+"""What a task is: data to train on, and a way to judge and show a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from torch import nn
+
+from ..data.sequences import Windows
+
+if TYPE_CHECKING:
+    from ..model import DiffusionForcing
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Encoded tokens to train and to validate on, and the codec that made them."""
+
+    train: Windows
+    valid: Windows
+    codec: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words and numbers under column heads."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """metrics: plain numbers by name. tables: for people. figures: caption by path."""
+
+    metrics: dict[str, float]
+    tables: tuple[Table, ...] = ()
+    figures: dict[str, str] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A frozen dataclass with these methods; its fields are options of the command line."""
+
+    def data(self) -> TaskData:
+        """What to train on."""
+        ...
+
+    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+        """Judge a model, drawing figures into a folder."""
+        ...
+
+    def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
+        """Draw from a model; returns the files written: arrays and a picture of them."""
+        ...
+
+
+Progress = Callable[[str, int, int], None]  # (what, done, of): told as work goes on

@@ -1,0 +1,354 @@
+"""The training loop, to be read from top to bottom.
+
+Everything random is drawn from (seed, step) for the whole batch, and each process takes its slice: a resumed run goes on bit for bit, and
+two processes give the losses of one.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
+
+from . import checkpoint, levels, optim
+from .config import Experiment, TrainConfig
+from .data.sequences import Batch, Windows
+from .distributed import World, shard, spread, world
+from .log import Log
+from .model import DiffusionForcing
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended: "done", "stopped early" or "interrupted"."""
+
+    status: str
+    step: int
+    loss: float
+    valid_loss: float
+    minutes: float
+
+
+class Diverged(RuntimeError):
+    """The loss or its gradient became NaN or infinite."""
+
+
+def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Result:
+    """Train an experiment in a folder, going on from its checkpoint if it has one; leaves `folder/model` behind.
+
+    Ctrl-C and SIGTERM finish the step, save and return with status "interrupted".
+    """
+    config = experiment.train
+    with world(config.device) as here, interruptible() as interrupt:
+        _prepare(config, here)
+        folder.mkdir(parents=True, exist_ok=True)
+        data = experiment.task.data()
+        torch.manual_seed(config.seed)
+        model = experiment.model.build(math.prod(data.train.event), data.train.cond_width, data.codec).to(here.device)
+        # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
+        average = AveragedModel(model, multi_avg_fn=_average(config.ema))
+        if here.size > 1 and config.parallel == "fsdp":
+            shard(average.module, here)
+        module = spread(model, here, config.parallel)
+        optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay)
+        clock = Clock(config)
+        schedulers = [LambdaLR(optimizer, clock.lr_factor) for optimizer in optimizers]
+        scaler = torch.amp.GradScaler(here.device.type, enabled=config.precision == "float16")
+        parts = {"model": model, "average": average}
+        best, waited, loss, valid_loss = math.inf, 0, math.nan, math.nan
+
+        saved = checkpoint.load(folder, parts, optimizers)
+        if saved is not None:
+            clock.step, clock.elapsed = saved["step"], saved["elapsed"]
+            best, waited, loss, valid_loss = saved["best"], saved["waited"], saved["loss"], saved["valid_loss"]
+            for scheduler in schedulers:
+                _resume_lr(scheduler, clock.step)
+        compiled = torch.compile(module) if config.compile else module
+
+        def save() -> None:
+            tensors = checkpoint.collect(parts, optimizers)
+            if here.main:
+                scalars = {"step": clock.step, "elapsed": clock.elapsed, "best": best, "waited": waited, "loss": loss,
+                           "valid_loss": valid_loss}  # fmt: skip
+                checkpoint.save(folder, tensors, scalars)
+
+        status = "done"
+        last_save = time.monotonic()
+        with Log(folder, clock, quiet=quiet or not here.main, active=here.main, wandb=config.wandb, name=experiment.name) as log:
+            while not clock.finished:
+                clock.tick()
+                loss, norm = _step(compiled, data.train, optimizers, scaler, config, here, clock.step)
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    save()
+                    _save_model(average.module, folder / "model", here)
+                    raise Diverged(_divergence(clock.step, loss, norm, schedulers[0].get_last_lr()[0], config, folder))
+                for scheduler in schedulers:
+                    scheduler.step()
+                average.update_parameters(model)
+                clock.step += 1
+                clock.tock()
+                log.step(loss, norm, schedulers[0].get_last_lr()[0], config.batch * data.train.length)
+                if clock.step % config.validate_every == 0 or clock.finished:
+                    valid_loss = validate(average.module, data.valid, config, here)
+                    log.valid(valid_loss)
+                    if valid_loss < best:
+                        best, waited = valid_loss, 0
+                        if config.patience is not None:
+                            _save_model(average.module, folder / "best", here)
+                    else:
+                        waited += 1
+                    if config.patience is not None and waited >= config.patience:
+                        status = "stopped early"
+                        break
+                if here.agree(interrupt.requested):
+                    status = "interrupted"
+                    break
+                if here.agree(time.monotonic() - last_save > config.checkpoint_every):
+                    save()
+                    last_save = time.monotonic()
+        save()
+        if status != "interrupted" and config.patience is not None and (folder / "best").exists():
+            _fill_from(average.module, folder / "best", here)
+        _save_model(average.module, folder / "model", here)
+        return Result(status, clock.step, loss, valid_loss, clock.elapsed / 60)
+
+
+def _step(
+    module: nn.Module, data: Windows, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler, config: TrainConfig,
+    here: World, step: int,
+) -> tuple[float, float]:  # fmt: skip
+    """One step of the optimisers. Returns the loss over all processes and the gradient's norm. Leaves weights alone if either is not finite."""
+    generator = seeded(config.seed, step)
+    windows = data.draw(config.batch, generator)
+    drawn = draw(windows, data, config, generator, _schedule_levels(module))
+    mine = range(config.batch)[here.slice(config.batch)]
+    share = len(mine) // config.accumulate
+    if share * config.accumulate != len(mine):
+        raise ValueError(f"accumulate={config.accumulate} must divide each process's {len(mine)} sequences")
+    total = torch.zeros(2, dtype=torch.float64)
+    for part in range(config.accumulate):
+        rows = slice(mine[part * share], mine[part * share] + share)
+        batch, noise, k, past = _read(data, windows[rows], [d if d is None else d[rows] for d in drawn], here, _schedule_levels(module))
+        with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
+            losses = module(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
+        # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
+        loss = losses.sum() / (config.batch * data.length) * here.size
+        scaler.scale(loss).backward()
+        total += torch.stack([losses.detach().sum(), batch.mask.sum()]).double().cpu()
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    norm = _whole(nn.utils.clip_grad_norm_(module.parameters(), config.clip_norm))
+    total = here.sum(total.to(here.device))
+    value = float(total[0] / total[1])
+    if math.isfinite(value) and math.isfinite(norm) or config.precision == "float16":
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    return value, norm if config.precision != "float16" else 0.0 if math.isnan(norm) or math.isinf(norm) else norm
+
+
+def draw(windows: Tensor, data: Windows, config: TrainConfig, generator: Generator, top: int) -> list[Tensor | None]:
+    """Noise, levels, levels of the past and kept conditions for a whole batch of windows."""
+    size = len(windows)
+    k, past = levels.by_name(config.draw)((size, data.length), top, generator)
+    noise = torch.randn(size, data.length, *data.event, generator=generator)
+    kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
+    return [noise, k, past, kept]
+
+
+def _read(data: Windows, windows: Tensor, drawn: list[Tensor | None], here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
+    """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
+    batch = data.read(windows)
+    noise, k, past, kept = drawn
+    assert noise is not None
+    assert k is not None
+    k = torch.where(batch.mask, k, top)
+    past = None if past is None else torch.where(batch.mask, past, top)
+    cond = batch.cond if kept is None else batch.cond * kept[:, None, None]
+    batch = Batch(*(part.to(here.device, non_blocking=True) for part in (batch.x, cond, batch.mask)))
+    return batch, noise.to(here.device), k.to(here.device), None if past is None else past.to(here.device)
+
+
+@torch.no_grad()
+def validate(model: nn.Module, data: Windows, config: TrainConfig, here: World, *, most: int = 1024) -> float:
+    """Loss on held-out windows, with the same levels and noise every time."""
+    windows = data.all()[:most]
+    generator = seeded(config.seed, -1)
+    top = _schedule_levels(model)
+    drawn = draw(windows, data, config, generator, top)
+    total = torch.zeros(2, dtype=torch.float64)
+    size = max(1, config.batch // config.accumulate)
+    for i, first in enumerate(range(0, len(windows), size)):
+        if i % here.size != here.rank and config.parallel != "fsdp":
+            continue
+        rows = slice(first, first + size)
+        batch, noise, k, past = _read(data, windows[rows], [d if d is None else d[rows] for d in drawn], here, top)
+        losses = model(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
+        total += torch.stack([losses.sum(), batch.mask.sum()]).double().cpu()
+    total = here.sum(total.to(here.device))
+    return float(total[0] / total[1])
+
+
+class Clock:
+    """How far a training is: by steps, by minutes, or by whichever is further."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.step = 0
+        self.elapsed = 0.0
+        self._since: float | None = None
+
+    def tick(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def tock(self) -> None:
+        now = time.monotonic()
+        self.elapsed += now - (now if self._since is None else self._since)
+        self._since = now
+
+    @property
+    def progress(self) -> float:
+        """0 at the start, 1 at the end of the budget."""
+        by_steps = self.step / self.config.steps if self.config.steps else 0.0
+        by_time = self.elapsed / (60 * self.config.minutes) if self.config.minutes else 0.0
+        return max(by_steps, by_time)
+
+    @property
+    def finished(self) -> bool:
+        return self.progress >= 1
+
+    def lr_factor(self, step: int) -> float:
+        """Warm-up, then a cosine down to the final share."""
+        config = self.config
+        by_steps = step / config.steps if config.steps else 0.0
+        by_time = self.elapsed / (60 * config.minutes) if config.minutes else 0.0
+        progress = min(1.0, max(by_steps, by_time))
+        fall = config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+        return min(1.0, (step + 1) / config.warmup if config.warmup else 1.0) * fall
+
+
+class Interrupt:
+    requested = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C or SIGTERM into a request to stop; the second acts as usual."""
+    interrupt = Interrupt()
+    previous: dict[int, Any] = {}
+
+    def request(number: int, _frame: Any) -> None:
+        interrupt.requested = True
+        signal.signal(number, previous[number])
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, request)
+    except ValueError:  # not in the main thread: whoever runs us handles signals
+        previous = {}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def seeded(*numbers: int) -> Generator:
+    """A generator for (seed, step, ...): the same numbers give the same draws, others unrelated ones."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = ((state ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _prepare(config: TrainConfig, here: World) -> None:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.precision != "float32" and here.device.type != "cuda":
+        raise ValueError(f"precision={config.precision} is for CUDA; on {here.device.type} train in float32")
+    if config.parallel == "fsdp" and here.size > 1 and config.optimizer == "muon":
+        raise ValueError("Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw")
+
+
+def _average(decay: float) -> Any:
+    """Exponential moving average that is young while the training is: a plain mean at first, then `decay`."""
+
+    @torch.no_grad()
+    def update(averaged: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+        now = min(decay, (1 + int(count)) / (10 + int(count)))
+        torch._foreach_lerp_(averaged, current, 1 - now)
+
+    return update
+
+
+def _resume_lr(scheduler: LambdaLR, step: int) -> None:
+    """Learning rates as they were when `step` steps had been taken."""
+    scheduler.last_epoch = step
+    for group, base, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        group["lr"] = base * factor(step)
+    scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainConfig, folder: Path) -> str:
+    return (
+        f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. The weights from before this step "
+        f"are kept in {folder}. Try a lower learning rate (--train.lr {config.lr / 3:.2g}), a longer warm-up "
+        f"(--train.warmup {2 * config.warmup}), or look for outliers in the data."
+    )
+
+
+def _schedule_levels(module: nn.Module) -> int:
+    inner = getattr(module, "_orig_mod", module)
+    model: Any = getattr(inner, "module", inner)
+    return model.schedule.levels
+
+
+def _whole(value: Tensor) -> float:
+    return float(value.full_tensor() if hasattr(value, "full_tensor") else value)
+
+
+def _save_model(model: nn.Module, folder: Path, here: World) -> None:
+    tensors = checkpoint.collect({"model": model}, [])
+    if here.main:
+        DiffusionForcing.save_pretrained(_Whole(model, tensors), folder)  # type: ignore[arg-type]
+    here.barrier()
+
+
+class _Whole:
+    """A model whose shards have been gathered, as far as saving it goes."""
+
+    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        self._model = model
+        self._tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._tensors
+
+
+def _fill_from(model: nn.Module, folder: Path, here: World) -> None:
+    from .pretrained import WEIGHTS_FILE, read_tensors
+
+    here.barrier()
+    tensors = read_tensors(folder / WEIGHTS_FILE)
+    own = model.state_dict()
+    model.load_state_dict({name: checkpoint._like(tensors[name], value) for name, value in own.items()})
