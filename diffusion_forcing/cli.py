@@ -38,7 +38,7 @@ HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: e
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
 A first run, a minute long: [bold]dforce train composition && dforce eval runs/composition[/]
-Baselines are one option: [bold]--train.draw shared[/] is full-sequence diffusion, [bold]--train.draw teacher_forced[/] next-token diffusion.
+Baselines are one option: [bold]--train.draw shared[/] (full-sequence diffusion) or [bold]teacher_forced[/] (next-token diffusion).
 Your own recipe: [bold]dforce train mymodule:myfunction[/], where the function returns an Experiment.
 """
 
@@ -229,7 +229,11 @@ def _options_of(default: Experiment) -> Any:
         ("train", type(default.train), dataclasses.field(default=default.train)),
         ("name", Annotated[str, tyro.conf.arg(help="Name of the run; the recipe's if empty.")], dataclasses.field(default=default.name)),
         ("runs", Annotated[Path, tyro.conf.arg(help="Folder of all runs.")], dataclasses.field(default=Path("runs"))),
-        ("fresh", Annotated[bool, tyro.conf.arg(help="Set an existing run of that name aside and start anew.")], dataclasses.field(default=False)),
+        (
+            "fresh",
+            Annotated[bool, tyro.conf.arg(help="Set an existing run of that name aside and start anew.")],
+            dataclasses.field(default=False),
+        ),
     ]
     made = dataclasses.make_dataclass("Options", fields, frozen=True)
     return tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)(made)

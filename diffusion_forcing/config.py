@@ -76,9 +76,7 @@ class ModelConfig:
         """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
         backbone = self.backbone.build(width, cond, self.levels)
-        return DiffusionForcing(
-            backbone, schedule, parameterization=self.parameterization, weight=self.weight, clip=self.clip, codec=codec
-        )
+        return DiffusionForcing(backbone, schedule, parameterization=self.parameterization, weight=self.weight, clip=self.clip, codec=codec)
 
 
 @dataclass(frozen=True)
@@ -223,4 +221,4 @@ def replace(experiment: T, **changes: Any) -> T:
 def _dataclasses_in(kind: Any) -> dict[str, type]:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return {name: cls for part in typing.get_args(kind) for name, cls in _dataclasses_in(part).items()}
-    return {kind.__name__: kind} if dataclasses.is_dataclass(kind) else {}
+    return {kind.__name__: kind} if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}

@@ -16,9 +16,7 @@ from .schedule import expand
 from .step import Hold, Seen, ddim_step
 
 
-def windowed(
-    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0
-) -> Seen:
+def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0) -> Seen:
     """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves."""
     model = denoise.model
     cond, state = denoise.bound(len(x))
@@ -47,9 +45,7 @@ def windowed(
     return Seen(x, seen, level)
 
 
-def wavefront(
-    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0
-) -> Seen:
+def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0) -> Seen:
     """For the RNN: all cells that depend on nothing unfinished at once. M+T-1 steps where the plain loop takes M*T."""
     model = denoise.model
     rnn, schedule = model.backbone, model.schedule

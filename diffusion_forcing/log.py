@@ -53,7 +53,7 @@ class Log:
             columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
             self.bar = Progress(*columns, console=self.console)
             self.bar.start()
-            self._task = self.bar.add_task("training", total=1.0, completed=self.clock.progress, said="")
+            self._task = self.bar.add_task("training", total=1.0, said="")
         self._started, self._spoken, self._base = time.monotonic(), time.monotonic(), self.clock.progress
         return self
 

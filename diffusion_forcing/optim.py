@@ -27,7 +27,7 @@ class Muon(Optimizer):
                 raise ValueError("Muon works on matrices only; give other parameters to AdamW")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -40,6 +40,7 @@ class Muon(Optimizer):
             for shape, params in by_shape.items():
                 steps = []
                 for p in params:
+                    assert p.grad is not None
                     state = self.state[p]
                     if not state:
                         state["momentum"] = torch.zeros_like(p)

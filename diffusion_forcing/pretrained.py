@@ -26,7 +26,7 @@ CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
 class Pretrained(ModelHubMixin):
     """save_pretrained, from_pretrained and push_to_hub for DiffusionForcing."""
 
-    def save_pretrained(self, path: str | Path, **_hub: Any) -> None:
+    def save_pretrained(self, path: str | Path, **_hub: Any) -> None:  # type: ignore[override]
         """Write config.json and model.safetensors into a folder, each in one move. (`push_to_hub` calls this too.)"""
         model: Any = self
         folder = Path(path)
@@ -37,7 +37,7 @@ class Pretrained(ModelHubMixin):
         write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Any:
+    def from_pretrained(cls, path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Any:  # type: ignore[override]
         """Load a model from a folder, or by its name on the Hugging Face hub.
 
         backbone: an instance of your own class, for models that use one; its weights are replaced by the saved ones.

@@ -15,7 +15,7 @@ from torch import Tensor
 from .log import LOG, read_log
 
 COLOURS = ("#2f6fb0", "#d1495b", "#2a9d6f", "#e09f3e")
-STYLE = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -34,7 +34,8 @@ def figure(file: Path, width: float = 6.0, height: float = 4.0) -> Iterator[Any]
 
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(width, height), layout="constrained")
-        fig.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))  # type: ignore[union-attr]
+        engine: Any = fig.get_layout_engine()
+        engine.set(rect=(0, 0.05, 1, 0.93), h_pad=0.06, w_pad=0.06)
         FigureCanvasAgg(fig)
         yield fig
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +62,18 @@ def draw_curves(log: list[dict[str, Any]], file: Path) -> None:
         left, right = fig.subplots(1, 2, width_ratios=(2, 1))
         trained = [line for line in log if "loss" in line]
         valid = [line for line in log if "valid_loss" in line]
-        left.plot([line["step"] for line in trained], [line["loss"] for line in trained], color=COLOURS[0], lw=0.8, alpha=0.5, label="training")
+        left.plot(
+            [line["step"] for line in trained], [line["loss"] for line in trained], color=COLOURS[0], lw=0.8, alpha=0.5, label="training"
+        )
         if valid:
-            left.plot([line["step"] for line in valid], [line["valid_loss"] for line in valid], color=COLOURS[1], marker="o", ms=3, label="validation")
+            left.plot(
+                [line["step"] for line in valid],
+                [line["valid_loss"] for line in valid],
+                color=COLOURS[1],
+                marker="o",
+                ms=3,
+                label="validation",
+            )
         left.set(xlabel="step", ylabel="loss", yscale="log")
         left.legend(frameon=False)
         right.plot([line["step"] for line in trained], [line["lr"] for line in trained], color=COLOURS[2])
@@ -125,7 +135,8 @@ _PAGE = """<!doctype html>
 _CSS = """
 body { font: 16px/1.55 system-ui, sans-serif; max-width: 62rem; margin: 2.5rem auto; padding: 0 1.25rem; color: #1d2733; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: .6rem 0 1.4rem; } td, th { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #dde3ea; text-align: left; }
+table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
+td, th { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #dde3ea; text-align: left; }
 th { font-weight: 600; } td:not(:first-child) { font-variant-numeric: tabular-nums; }
 figure { margin: 1.4rem 0; } img { max-width: 100%; } figcaption { color: #5b6875; font-size: .9rem; }
 pre { background: #f4f6f8; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px; font-size: .85rem; }

@@ -35,8 +35,8 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         changed = _differences(old, new)
         if changed:
             raise ValueError(
-                f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set the old "
-                "run aside with --fresh."
+                f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set "
+                "the old run aside with --fresh."
             )
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             best, waited, loss, valid_loss = saved["best"], saved["waited"], saved["loss"], saved["valid_loss"]
             for scheduler in schedulers:
                 _resume_lr(scheduler, clock.step)
-        compiled = torch.compile(module) if config.compile else module
+        compiled: Any = torch.compile(module) if config.compile else module
 
         def save() -> None:
             tensors = checkpoint.collect(parts, optimizers)
@@ -81,6 +81,9 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 scalars = {"step": clock.step, "elapsed": clock.elapsed, "best": best, "waited": waited, "loss": loss,
                            "valid_loss": valid_loss}  # fmt: skip
                 checkpoint.save(folder, tensors, scalars)
+
+        def rate() -> float:
+            return float(schedulers[0].get_last_lr()[0])
 
         status = "done"
         last_save = time.monotonic()
@@ -91,13 +94,13 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     save()
                     _save_model(average.module, folder / "model", here)
-                    raise Diverged(_divergence(clock.step, loss, norm, schedulers[0].get_last_lr()[0], config, folder))
+                    raise Diverged(_divergence(clock.step, loss, norm, rate(), config, folder))
                 for scheduler in schedulers:
                     scheduler.step()
                 average.update_parameters(model)
                 clock.step += 1
                 clock.tock()
-                log.step(loss, norm, schedulers[0].get_last_lr()[0], config.batch * data.train.length)
+                log.step(loss, norm, rate(), config.batch * data.train.length)
                 if clock.step % config.validate_every == 0 or clock.finished:
                     valid_loss = validate(average.module, data.valid, config, here)
                     log.valid(valid_loss)
@@ -127,7 +130,7 @@ def _step(
     module: nn.Module, data: Windows, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler, config: TrainConfig,
     here: World, step: int,
 ) -> tuple[float, float]:  # fmt: skip
-    """One step of the optimisers. Returns the loss over all processes and the gradient's norm. Leaves weights alone if either is not finite."""
+    """One step of the optimisers: the loss over all processes, and the gradient's norm. If either is not finite, weights stay."""
     generator = seeded(config.seed, step)
     windows = data.draw(config.batch, generator)
     drawn = draw(windows, data, config, generator, _schedule_levels(module))
@@ -150,7 +153,7 @@ def _step(
     norm = _whole(nn.utils.clip_grad_norm_(module.parameters(), config.clip_norm))
     total = here.sum(total.to(here.device))
     value = float(total[0] / total[1])
-    if math.isfinite(value) and math.isfinite(norm) or config.precision == "float16":
+    if (math.isfinite(value) and math.isfinite(norm)) or config.precision == "float16":
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
@@ -262,8 +265,8 @@ def interruptible() -> Iterator[Interrupt]:
     try:
         yield interrupt
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for caught, handler in previous.items():
+            signal.signal(caught, handler)
 
 
 def seeded(*numbers: int) -> Generator:
@@ -308,8 +311,8 @@ def _resume_lr(scheduler: LambdaLR, step: int) -> None:
 
 def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainConfig, folder: Path) -> str:
     return (
-        f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. The weights from before this step "
-        f"are kept in {folder}. Try a lower learning rate (--train.lr {config.lr / 3:.2g}), a longer warm-up "
+        f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. The weights from before "
+        f"this step are kept in {folder}. Try a lower learning rate (--train.lr {config.lr / 3:.2g}), a longer warm-up "
         f"(--train.warmup {2 * config.warmup}), or look for outliers in the data."
     )
 

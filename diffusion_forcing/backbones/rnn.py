@@ -25,9 +25,7 @@ class RNN(nn.Module):
     causal = True
     stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
 
-    def __init__(
-        self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000
-    ) -> None:
+    def __init__(self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000) -> None:
         super().__init__()
         self.config: dict[str, Any] = {
             "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "levels": levels,
@@ -60,9 +58,7 @@ class RNN(nn.Module):
         """One token of n sequences: feature (n, hidden), latents z (n, layers, hidden). Returns (n, hidden) and new latents."""
         latents = []
         for layer, gru in enumerate(self.grus):
-            new = torch.gru_cell(
-                feature, z[:, layer], gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0
-            )
+            new = _cell(gru, feature, z[:, layer])
             feature = feature + new
             latents.append(new)
         return feature, torch.stack(latents, dim=1)
@@ -82,10 +78,11 @@ class RNN(nn.Module):
         for gru in self.grus:
             z, _ = gru(past)
             before = torch.cat([torch.zeros_like(z[:, :1]), z[:, :-1]], dim=1)
-            new = torch.gru_cell(
-                feature.flatten(0, 1), before.flatten(0, 1),
-                gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0,
-            )  # fmt: skip
-            feature = feature + new.view_as(feature)
+            feature = feature + _cell(gru, feature.flatten(0, 1), before.flatten(0, 1)).view_as(feature)
             past = past + z
         return self.predict(feature)
+
+
+def _cell(gru: Any, x: Tensor, z: Tensor) -> Tensor:
+    """One step of a GRU layer on (n, hidden) inputs and latents."""
+    return torch.gru_cell(x, z, gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0)

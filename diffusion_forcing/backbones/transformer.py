@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from .layers import LevelEmbedding, Rotary, check_divides, zeroed
 
-
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
 Mask = Tensor | Literal["causal"] | None  # True where attention is allowed; None: everywhere
 
@@ -123,7 +122,9 @@ class Transformer(nn.Module):
         causal = self.mask(t, 0, x.device)
         for block in self.blocks:
             past, keys_values = block(past, past_level, self.rotary, None, causal)
-            hidden = block.beside(hidden, level, self.rotary, keys_values, mask)
+            hidden = block.beside(  # type: ignore[operator]
+                hidden, level, self.rotary, keys_values, mask
+            )
         return self.predict(hidden)
 
 
@@ -142,9 +143,7 @@ class Block(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden)
         self.down = zeroed(nn.Linear(4 * hidden, hidden))
 
-    def forward(
-        self, x: Tensor, level: Tensor, rotary: Rotary, cache: Cache | None = None, mask: Mask = None
-    ) -> tuple[Tensor, Cache]:
+    def forward(self, x: Tensor, level: Tensor, rotary: Rotary, cache: Cache | None = None, mask: Mask = None) -> tuple[Tensor, Cache]:
         """x: (b, t, hidden); level: (b, t, 6 hidden). Returns x and the cache with this call's keys and values at its end."""
         shift, scale, gate, *mlp = (level + self.modulation).chunk(6, dim=-1)
         query, key, value = self.heads_of(x, shift, scale)

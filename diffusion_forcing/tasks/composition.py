@@ -111,7 +111,8 @@ class Composition:
         for name, memory in (("with memory", True), ("without memory", False)):
             paths[name] = self.generate(model, data[:, 0], memory=memory, generator=generator, progress=progress)
         own = strays(data)
-        metrics, rows = {}, []
+        metrics: dict[str, float] = {}
+        rows = []
         for name, path in paths.items():
             share = shares(path[:, -1], corner)
             ratio = strays(path) / own
@@ -135,7 +136,7 @@ class Composition:
             for name, memory in (("with memory", True), ("without memory", False))
         }
         arrays, picture = folder / "samples.npz", folder / "samples.png"
-        np.savez(arrays, **{name.replace(" ", "_"): path.numpy() for name, path in paths.items()})
+        np.savez(arrays, with_memory=paths["with memory"].numpy(), without_memory=paths["without memory"].numpy())
         draw_paths(paths, corner, picture)
         return [arrays, picture]
 
@@ -146,7 +147,7 @@ def shares(ends: Tensor, corner: Tensor, near: float = 0.35) -> dict[str, float]
     nearest = distance.min(dim=1)
     turned = (nearest.indices - corner) % 4
     here = nearest.values < near
-    count = {end: 0.0 for end in ENDS}
+    count = dict.fromkeys(ENDS, 0.0)
     for turns, end in enumerate(ENDS):
         count[end] += float((here & (turned == turns)).float().mean())
     return count | {"elsewhere": float((~here).float().mean())}

@@ -1,0 +1,44 @@
+# Everything runs in .venv, made on first use. `make help` lists the commands.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow bench lint format clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(BIN)/dforce: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(BIN)/pytest: $(BIN)/dforce
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(BIN)/dforce  ## set up, train the composition experiment, show the table and write the figure and the report
+	$(BIN)/dforce train composition --name demo
+	$(BIN)/dforce eval runs/demo
+
+test: $(BIN)/pytest lint  ## set up, lint, check types and run the tests (under 12 minutes on two cores)
+	$(BIN)/pytest
+
+test-slow: $(BIN)/pytest  ## the tests that take minutes each
+	$(BIN)/pytest -m slow
+
+bench: $(BIN)/dforce  ## speed, as ratios within one run
+	$(BIN)/python benchmarks/run.py
+
+lint: $(BIN)/pytest  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(BIN)/pytest  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
