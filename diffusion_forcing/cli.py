@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -20,10 +19,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table as RichTable
 
 from .config import Experiment
+from .model import DiffusionForcing
 from .recipes import RECIPES, resolve
 from .report import write_report
 from .run import load_run, open_run, save_evaluation
-from .tasks import Progress, Table
+from .tasks import Progress, Table, Task
 from .train import Diverged, train
 
 console = Console()
@@ -152,14 +152,13 @@ def train_recipe(words: list[str]) -> int:
 
 def evaluate_run(words: list[str]) -> int:
     """dforce eval RUN"""
-    options = tyro.cli(EvalOptions, args=words, prog="dforce eval")
-    _check_samples(options.samples)
-    experiment, model = load_run(options.run)
+    options, task, model = _of_run(EvalOptions, words, "dforce eval")
     figures = options.run / "figures"
     figures.mkdir(exist_ok=True)
-    with progress_bar() as progress, torch.inference_mode(False):
-        evaluation = experiment.task.evaluate(model, figures, samples=options.samples, seed=options.seed, progress=progress)
-    data = save_evaluation(options.run, evaluation, samples=options.samples, seed=options.seed)
+    with progress_bar() as progress:
+        evaluation = task.evaluate(model, figures, samples=options.samples, seed=options.seed, progress=progress)
+    command = shlex.join(["dforce", "eval", *words])
+    data = save_evaluation(options.run, evaluation, samples=options.samples, seed=options.seed, command=command)
     for table in evaluation.tables:
         show(table)
     if options.json is not None:
@@ -174,13 +173,11 @@ def evaluate_run(words: list[str]) -> int:
 
 def sample_run(words: list[str]) -> int:
     """dforce sample RUN"""
-    options = tyro.cli(SampleOptions, args=words, prog="dforce sample")
-    _check_samples(options.samples)
-    experiment, model = load_run(options.run)
+    options, task, model = _of_run(SampleOptions, words, "dforce sample")
     folder = options.out or options.run / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
-        files = experiment.task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
+        files = task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
     for file in files:
         console.print(f"wrote {file}")
     return 0
@@ -244,9 +241,19 @@ def _described(name: str) -> str:
     return f"{doc}\n\nThe run goes to runs/NAME; the same command goes on where it stopped, after Ctrl-C or a crash."
 
 
-def _check_samples(samples: int) -> None:
-    if samples < 1:
-        raise ValueError(f"--samples counts from 1; got {samples}")
+def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing]:
+    """Options, task and model of a command on a run. The run's task brings options of its own: how to sample is decided here."""
+    if not words or words[0].startswith("-"):
+        options = tyro.cli(kind, args=words, prog=prog, description=f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options.")
+        words = [str(options.run), *words]
+    experiment, model = load_run(Path(words[0]))
+    field = ("task", type(experiment.task), dataclasses.field(default=experiment.task))
+    made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
+    configured = tyro.conf.configure(tyro.conf.AvoidSubcommands)(made)
+    options = tyro.cli(configured, args=words, prog=prog, description=kind.__doc__)
+    if options.samples < 1:
+        raise ValueError(f"--samples counts from 1; got {options.samples}")
+    return options, options.task, model
 
 
 def _fail(message: str) -> None:

@@ -9,23 +9,23 @@ from torch import Tensor, nn
 
 
 class LevelEmbedding(nn.Module):
-    """Noise level of each token to a vector: sines of the level, then a small network.
+    """Noise level of each token to a vector: sines of the level, looked up in a table, then a small network.
 
-    Levels are rescaled to 0..1000 first, so that the same network serves any K.
+    Levels are rescaled to 0..1000 first, so that the same frequencies serve any K.
     """
 
-    frequencies: Tensor
+    table: Tensor
 
     def __init__(self, width: int, levels: int, sines: int = 64) -> None:
         super().__init__()
-        self.levels = levels
-        self.register_buffer("frequencies", torch.exp(-math.log(10_000) * torch.arange(sines) / sines), persistent=False)
+        frequencies = torch.exp(-math.log(10_000) * torch.arange(sines) / sines)
+        angle = torch.linspace(0, 1000, levels + 1)[:, None] * frequencies
+        self.register_buffer("table", torch.cat([angle.sin(), angle.cos()], dim=-1), persistent=False)
         self.net = nn.Sequential(nn.Linear(2 * sines, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, k: Tensor) -> Tensor:
         """k: (b, t) int. Returns (b, t, width)."""
-        angle = (k * (1000 / self.levels))[..., None] * self.frequencies
-        return self.net(torch.cat([angle.sin(), angle.cos()], dim=-1))
+        return self.net(self.table[k])
 
 
 class ResidualMLP(nn.Module):
