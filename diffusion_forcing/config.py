@@ -68,7 +68,14 @@ class ModelConfig:
     """K, the level of pure noise."""
     parameterization: Parameterization = "v"
     """What the network predicts."""
-    weight: Uniform | MinSNR | FusedSNR = field(default_factory=Uniform)
+    weight: Literal["uniform", "min_snr", "fused_snr"] = "uniform"
+    """Loss weight of a token."""
+    snr_clip: float = 5.0
+    """Of min_snr and fused_snr: signal-to-noise ratios above this count the same."""
+    snr_decay: float = 0.9
+    """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
+    frame_stack: int = 1
+    """Of fused_snr: frames in a token."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
@@ -76,7 +83,13 @@ class ModelConfig:
         """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
         backbone = self.backbone.build(width, cond, self.levels)
-        return DiffusionForcing(backbone, schedule, parameterization=self.parameterization, weight=self.weight, clip=self.clip, codec=codec)
+        weights = {
+            "uniform": Uniform(),
+            "min_snr": MinSNR(self.snr_clip),
+            "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack),
+        }
+        weight = weights[self.weight]
+        return DiffusionForcing(backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners furt
 class Composition:
     """Trajectories across a square, and how they are sampled."""
 
-    half: int = 16
+    half: int = 8
     """Steps from a corner to the middle; a plan is that long, a trajectory twice that."""
     spread: float = 0.05
     """Standard deviation of where trajectories start and end, and of how they bend."""
@@ -42,7 +42,7 @@ class Composition:
     """Denoising steps a token."""
     schedule: Literal["pyramid", "full_sequence", "autoregressive"] = "pyramid"
     """Schedule matrix of a plan."""
-    slope: float = 4.0
+    slope: float = 20.0
     """Of the pyramid: rows from one token's start to the next one's."""
     stabilization: int = 0
     """Level at which generated points join the memory."""
