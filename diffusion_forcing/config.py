@@ -18,7 +18,7 @@ from .model import DiffusionForcing
 from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
 from .tasks import TASKS, Task
-from .weighting import FusedSNR, MinSNR, Uniform
+from .weighting import FusedSNR, MinSNR, Uniform, Weight
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class ModelConfig:
         """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
         backbone = self.backbone.build(width, cond, self.levels)
-        weights = {
+        weights: dict[str, Weight] = {
             "uniform": Uniform(),
             "min_snr": MinSNR(self.snr_clip),
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack),
