@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from .backbones import RNN
 from .model import Denoiser
 from .schedule import expand
-from .step import Hold, Seen, ddim_step
+from .step import Amplitudes, Hold, Seen, amplitudes, ddim_step, step_between
 
 
 def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0) -> Seen:
@@ -62,25 +62,34 @@ def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold:
     noises: dict[int, Tensor | None] = {}
     drawn = 0
     acting = moves.any(1).tolist()
-    known, which = matrix.unique(return_inverse=True)
-    embedded = rnn.level(known)  # a few levels, many cells: embed each level once
-    for rows, tokens in _waves(moves):
+    waves = _waves(moves)
+    if not waves:
+        return Seen(x, x, matrix[-1])
+    # What depends on levels alone is looked up for all cells at once, wave after wave in one row.
+    all_rows, all_tokens = torch.cat([rows for rows, _ in waves]), torch.cat([tokens for _, tokens in waves])
+    sizes = [len(rows) for rows, _ in waves]
+    k_all, k_next_all = matrix[all_rows, all_tokens], matrix[all_rows + 1, all_tokens]
+    known, which = k_all.unique(return_inverse=True)
+    embedded = rnn.level(known)[which].split(sizes)  # a few levels, many cells: embed each level once
+    levels = [Amplitudes(*parts) for parts in zip(*(part.split(sizes) for part in amplitudes(schedule, k_all, k_next_all, x)), strict=True)]
+    for wave, (rows, tokens) in enumerate(waves):
         while drawn <= int(rows.max()):  # rows draw their noise in order, as the plain loop does
             if acting[drawn]:
                 noises[drawn] = _draw(x, eta, hold, generator)
             drawn += 1
-        k, k_next, now = matrix[rows, tokens], matrix[rows + 1, tokens], x[:, tokens]
-        feature = rnn.encode(now, embedded[which[rows, tokens]], cond[:, tokens])
+        now = x[:, tokens]
+        feature = rnn.encode(now, embedded[wave], cond[:, tokens])
         feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
-        pred = model._prediction(rnn.predict(feature.unflatten(0, (b, -1))), now, k.expand(b, -1))
+        pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, levels[wave].alpha, levels[wave].sigma)
         noise = None
         if eta > 0 or hold == "resample":
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = ddim_step(schedule, now, pred, k, k_next, eta=eta, hold=hold, noise=noise)
+        stepped = step_between(now, pred, levels[wave], eta=eta, hold=hold, noise=noise)
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
         if lift:
+            k_next = matrix[rows + 1, tokens]
             high = k_next >= lift
             seen[:, tokens] = torch.where(expand(high, stepped), stepped, seen[:, tokens])
             level[tokens] = torch.where(high, k_next, level[tokens])

@@ -106,7 +106,10 @@ class DiffusionForcing(Pretrained, nn.Module):
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
 
     def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
-        alpha, sigma = self._amplitudes(x, k)
+        return self.prediction_from(out, x, *self._amplitudes(x, k))
+
+    def prediction_from(self, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
+        """What the backbone's output says of noisy tokens x at the given amplitudes."""
         prediction = to_prediction(self.parameterization, out, x, alpha, sigma)
         if self.clip is None:
             return prediction

@@ -23,10 +23,31 @@ def ddim_step(
     is resampled (denoised and noised again to the same level). Levels 0 and K keep their value either way: the one is known, the
     other white noise already. noise: draws to use instead of the generator's.
     """
-    alpha_next, sigma_next = expand(schedule.alpha(k_next), x), expand(schedule.sigma(k_next), x)
-    alpha, sigma = expand(schedule.alpha(k), x), expand(schedule.sigma(k), x)
     if (eta > 0 or hold == "resample") and noise is None:
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+    return step_between(x, pred, amplitudes(schedule, k, k_next, x), eta=eta, hold=hold, noise=noise)
+
+
+class Amplitudes(NamedTuple):
+    """All that a step needs to know of its levels, broadcastable to the tokens."""
+
+    alpha: Tensor
+    sigma: Tensor
+    alpha_next: Tensor
+    sigma_next: Tensor
+    falls: Tensor
+    between: Tensor
+
+
+def amplitudes(schedule: NoiseSchedule, k: Tensor, k_next: Tensor, like: Tensor) -> Amplitudes:
+    """Amplitudes of levels k and k_next, which tokens fall, and which are neither clean nor pure noise."""
+    tables = (schedule.alpha(k), schedule.sigma(k), schedule.alpha(k_next), schedule.sigma(k_next))
+    return Amplitudes(*(expand(part, like) for part in (*tables, k_next < k, (k > 0) & (k < schedule.levels))))
+
+
+def step_between(x: Tensor, pred: Prediction, levels: Amplitudes, *, eta: float, hold: Hold, noise: Tensor | None) -> Tensor:
+    """`ddim_step` where levels have been looked up already."""
+    alpha, sigma, alpha_next, sigma_next, falls, between = levels
     if eta > 0:
         assert noise is not None
         # Variance of the true backward step, of which eta takes its share. At level 0 there is none, and 0/0.
@@ -40,9 +61,8 @@ def ddim_step(
     held = x
     if hold == "resample":
         assert noise is not None
-        between = expand((k > 0) & (k < schedule.levels), x)
         held = torch.where(between, alpha * pred.x0 + sigma * noise, x)
-    return torch.where(expand(k_next < k, x), stepped, held)
+    return torch.where(falls, stepped, held)
 
 
 class Seen(NamedTuple):
