@@ -24,7 +24,7 @@ from .recipes import RECIPES, resolve
 from .report import write_report
 from .run import load_run, open_run, save_evaluation
 from .tasks import Progress, Table, Task
-from .train import Diverged, train
+from .train import Diverged, check, train
 
 console = Console()
 
@@ -132,6 +132,7 @@ def train_recipe(words: list[str]) -> int:
     experiment = Experiment(**{**values, "name": run_name})
     folder = parsed.runs / run_name
     main_process = os.environ.get("RANK", "0") == "0"
+    check(experiment.train)
     if main_process:
         open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=parsed.fresh)
         steps = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
@@ -141,11 +142,12 @@ def train_recipe(words: list[str]) -> int:
         return 0
     again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])
     if result.status == "interrupted":
-        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{again}[/]")
+        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{again}[/]", soft_wrap=True)
         return 130
     console.print(
         f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-        f"Next: [bold]dforce eval {folder}[/]"
+        f"Next: [bold]dforce eval {folder}[/]",
+        soft_wrap=True,
     )
     return 0
 

@@ -54,10 +54,15 @@ class World:
             dist.barrier()
 
 
+def device_kind(device: str) -> str:
+    """What "auto" means here: CUDA if there is any."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the process group that torchrun describes in the environment; alone without one."""
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    kind = device_kind(device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield World(device=torch.device(kind))
         return

@@ -53,16 +53,17 @@ def guide(
         if not acts.any():
             return denoise(x, k)
         with torch.enable_grad():
-            variable = x.detach().requires_grad_()
+            # Inside another guide, x carries that one's gradient: ours must not cut it off.
+            variable = x if x.requires_grad else x.detach().requires_grad_()
             pred = denoise(variable, k)
             if draws == 1 and futures == "resample":
                 score = _score(reward, pred.x0)
             else:
                 clean = _futures(denoise, schedule, variable, k, pred, draws, futures, present, steps, generator)
                 score = _score(reward, clean).unflatten(0, (len(x), draws)).mean(1)
-            (grad,) = torch.autograd.grad(score.sum(), variable)
+            (grad,) = torch.autograd.grad(score.sum(), variable, retain_graph=x.requires_grad)
         grad = scale * grad * expand(acts, x)
-        x0, eps = pred.x0.detach(), pred.eps.detach()
+        x0, eps = (pred.x0, pred.eps) if x.requires_grad else (pred.x0.detach(), pred.eps.detach())
         inner = None if pred.grad is None else pred.grad.detach()
         if form == "step":
             return Prediction(x0, eps, grad if inner is None else inner + grad)

@@ -158,6 +158,9 @@ def write_atomically(path: Path, write: Any) -> None:
         write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone; a model is for whoever may read the folder
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

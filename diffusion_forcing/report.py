@@ -50,6 +50,8 @@ def draw_matrix(matrix: Tensor, file: Path, title: str = "", ax: Any = None) -> 
         return
     image = ax.imshow(matrix.cpu().numpy(), aspect="auto", cmap="magma_r", vmin=0, interpolation="nearest")
     ax.set(xlabel="token", ylabel="denoising step", title=title)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.yaxis.get_major_locator().set_params(integer=True)
     bar = ax.figure.colorbar(image, ax=ax, fraction=0.06, pad=0.03)
     bar.set_label("noise level")
     bar.outline.set_visible(False)

@@ -19,6 +19,11 @@ from .recipes import resolve
 from .tasks import Evaluation
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
+# A run may go on with another budget or on another machine; anything else would be another experiment.
+MAY_CHANGE = {
+    f"train.{name}"
+    for name in ("steps", "minutes", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
+}
 
 
 def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False) -> None:
@@ -32,12 +37,13 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         folder.rename(aside)
     if config.exists():
         old, new = json.loads(config.read_text()), to_dict(experiment)
-        changed = _differences(old, new)
+        changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in MAY_CHANGE]
         if changed:
             raise ValueError(
                 f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set "
                 "the old run aside with --fresh."
             )
+        write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about(recipe, experiment, command), indent=2) + "\n"))

@@ -46,10 +46,11 @@ def _run(
         faster = fast.wavefront if isinstance(denoise.model.backbone, RNN) else fast.windowed
         return faster(denoise, x, matrix, eta=eta, hold=hold, generator=generator, lift=lift)
     seen, level = x, matrix[0]
-    for row in range(len(matrix) - 1):
-        k, k_next = matrix[row], matrix[row + 1]
-        if hold == "keep" and torch.equal(k, k_next):
+    acting = fast.moves_of(matrix, hold, schedule.levels).any(1).tolist()
+    for row, acts in enumerate(acting):
+        if not acts:
             continue
+        k, k_next = matrix[row], matrix[row + 1]
         pred = denoise(x, k.expand(x.shape[:2]))
         x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, generator=generator)
         high = k_next >= lift
@@ -82,6 +83,8 @@ def start(
     shape: (b, *event). Where nothing is known the row should be at K, and `known` may hold anything finite.
     """
     b, *event = shape
+    if known is not None and known.shape != (b, matrix.shape[1], *event):
+        raise ValueError(f"known tokens must be {(b, matrix.shape[1], *event)}, as shape and matrix say; got {tuple(known.shape)}")
     noise = torch.randn(b, matrix.shape[1], *event, generator=generator, device=schedule.alpha_table.device)
     if known is None:
         known = torch.zeros_like(noise)
@@ -132,7 +135,10 @@ def stream(
     lift = stabilization if how == "path" else 0
     given = 0 if context is None else context.shape[1]
     b = batch or next((len(told) for told in (context, cond) if told is not None), 1)
-    event = context.shape[2:] if context is not None else (model.backbone.config["width"],)  # type: ignore[attr-defined]
+    config = getattr(model.backbone, "config", {})
+    if context is None and "width" not in config:
+        raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width']")
+    event = context.shape[2:] if context is not None else (config["width"],)
     past = _Past(model, memory)
     if context is not None:
         past.add(context, None if cond is None else cond[:, :given], 0)

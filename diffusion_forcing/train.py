@@ -23,9 +23,10 @@ from torch.optim.swa_utils import AveragedModel
 from . import checkpoint, levels, optim
 from .config import Experiment, TrainConfig
 from .data.sequences import Batch, Windows
-from .distributed import World, shard, spread, world
+from .distributed import World, device_kind, shard, spread, world
 from .log import Log
 from .model import DiffusionForcing
+from .pretrained import describe
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,15 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
     Ctrl-C and SIGTERM finish the step, save and return with status "interrupted".
     """
     config = experiment.train
+    check(config)
     with world(config.device) as here, interruptible() as interrupt:
-        _prepare(config, here)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
         data = experiment.task.data()
         torch.manual_seed(config.seed)
         model = experiment.model.build(math.prod(data.train.event), data.train.cond_width, data.codec).to(here.device)
+        describe(model)  # what cannot be saved at the end should say so at the start
         # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
         average = AveragedModel(model, multi_avg_fn=_average(config.ema))
         if here.size > 1 and config.parallel == "fsdp":
@@ -187,7 +191,8 @@ def _read(data: Windows, windows: Tensor, drawn: list[Tensor | None], here: Worl
 @torch.no_grad()
 def validate(model: nn.Module, data: Windows, config: TrainConfig, here: World, *, most: int = 1024) -> float:
     """Loss on held-out windows, with the same levels and noise every time."""
-    windows = data.all()[:most]
+    windows = data.all()
+    windows = windows[torch.linspace(0, len(windows) - 1, min(most, len(windows))).long()]
     generator = seeded(config.seed, -1)
     top = _schedule_levels(model)
     drawn = draw(windows, data, config, generator, top)
@@ -281,12 +286,12 @@ def seeded(*numbers: int) -> Generator:
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def _prepare(config: TrainConfig, here: World) -> None:
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.precision != "float32" and here.device.type != "cuda":
-        raise ValueError(f"precision={config.precision} is for CUDA; on {here.device.type} train in float32")
-    if config.parallel == "fsdp" and here.size > 1 and config.optimizer == "muon":
+def check(config: TrainConfig) -> None:
+    """What can be known to fail before anything is started or written."""
+    kind = device_kind(config.device)
+    if config.precision != "float32" and kind != "cuda":
+        raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
+    if config.parallel == "fsdp" and config.optimizer == "muon":
         raise ValueError("Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw")
 
 
@@ -313,7 +318,7 @@ def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainCon
     return (
         f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. The weights from before "
         f"this step are kept in {folder}. Try a lower learning rate (--train.lr {config.lr / 3:.2g}), a longer warm-up "
-        f"(--train.warmup {2 * config.warmup}), or look for outliers in the data."
+        f"(--train.warmup {2 * config.warmup}) together with --fresh, or look for outliers in the data."
     )
 
 

@@ -88,5 +88,7 @@ class Windows:
         return Batch(x * mask.view(*mask.shape, *(1,) * (x.ndim - 2)), cond * mask[..., None], mask)
 
     def all(self) -> Tensor:
-        """One window from the start of each sequence, in order: for validation."""
-        return torch.stack([torch.arange(len(self)), torch.zeros(len(self), dtype=torch.long)], dim=1)
+        """Windows (n, 2) that cover every sequence once, in order: for validation."""
+        firsts = [torch.arange(0, size, self.length) for size in self._sizes.tolist()]
+        which = torch.repeat_interleave(torch.arange(len(self)), torch.tensor([len(first) for first in firsts]))
+        return torch.stack([which, torch.cat(firsts)], dim=1)

@@ -1,0 +1,143 @@
+"""Draw the pictures of these pages: `python docs/make_pictures.py` writes docs/images/*.png in a quarter of a minute.
+
+Another folder can be named: `python docs/make_pictures.py FOLDER`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+from torch import Generator, Tensor
+
+from diffusion_forcing import (
+    NoiseSchedule,
+    Prediction,
+    autoregressive,
+    cosine,
+    full_sequence,
+    guide,
+    pin,
+    pyramid,
+    sample,
+    staggered,
+    start,
+    trapezoid,
+)
+from diffusion_forcing.parameterization import with_x0
+from diffusion_forcing.report import COLOURS, draw_matrix, figure
+
+IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"
+LARGEST = 60_000  # bytes
+DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "bias")
+
+
+class Oracle:
+    """The best denoiser of Gaussian sequences x (b, t, 1) with covariance cov (t, t): E[x | noisy tokens]."""
+
+    def __init__(self, cov: Tensor, schedule: NoiseSchedule, causal: bool = False) -> None:
+        self.cov, self.schedule, self.causal = cov.double(), schedule, causal
+
+    def __call__(self, x: Tensor, k: Tensor) -> Prediction:
+        level = k[0]  # a sampler gives every sequence the same row of levels
+        alpha, sigma = self.schedule.alpha(level).double(), self.schedule.sigma(level).double()
+        cross, noisy = self.cov * alpha, alpha[:, None] * self.cov * alpha + torch.diag(sigma**2)
+        gain = torch.zeros_like(self.cov)
+        for i in range(len(level)):
+            n = i + 1 if self.causal else len(level)
+            gain[i, :n] = torch.linalg.solve(noisy[:n, :n], cross[i, :n])
+        x0 = torch.einsum("ij,bjd->bid", gain.to(x.dtype), x)
+        return with_x0(x0, x, self.schedule.alpha(k)[..., None], self.schedule.sigma(k)[..., None])
+
+
+def walk(tokens: int) -> Tensor:
+    """Covariance of a random walk of variance 1 at its end, (t, t)."""
+    i = torch.arange(1.0, tokens + 1)
+    return torch.minimum(i[:, None], i) / tokens
+
+
+def matrices() -> None:
+    """One picture for each schedule matrix of matrices.md."""
+    horizon, ladder = 12, NoiseSchedule(cosine(1000)).ladder(20)
+    delay = torch.full((horizon,), 20)
+    delay[::4] = 0
+    pictures = {
+        "full_sequence": full_sequence(horizon, ladder),
+        "autoregressive": autoregressive(horizon, ladder),
+        "pyramid": pyramid(horizon, ladder, 2),
+        "trapezoid": trapezoid(horizon, ladder, 4),
+        "pinned": pin(pin(pin(pyramid(horizon, ladder, 2), [0, 1]), 11), 6, level=1000),
+        "keyframes": staggered(delay, ladder),
+    }
+    for name, matrix in pictures.items():
+        file = IMAGES / f"{name}.png"
+        with figure(file, 3.8, 3.4) as fig:
+            ax = fig.subplots()
+            draw_matrix(matrix, file, name.replace("_", " "), ax)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def guidance() -> None:
+    """Random walks drawn to a goal, and the mean of their last token against the scale."""
+    t, schedule = 16, NoiseSchedule(cosine(1000))
+    matrix = full_sequence(t, schedule.ladder(50))
+    oracle = Oracle(walk(t), schedule)
+
+    def reward(x: Tensor) -> Tensor:
+        return x[:, -1, 0]
+
+    x = start(schedule, matrix, (200, 1), generator=Generator().manual_seed(0))
+    x = torch.cat([x, -x])  # so that unguided samples have mean 0 exactly
+    scales = [0.0, 0.5, 1.0, 1.5, 2.0]
+    ends = {form: [sample(guide(oracle, schedule, reward, s, form=form), schedule, x, matrix) for s in scales] for form in ("eps", "step")}
+    with figure(IMAGES / "guidance.png", 8.0, 3.2) as fig:
+        left, right = fig.subplots(1, 2)
+        for paths, colour, label in ((ends["eps"][0], COLOURS[0], "scale 0"), (ends["eps"][-1], COLOURS[1], "scale 2")):
+            for i, path in enumerate(paths[:16, :, 0]):
+                left.plot(range(1, t + 1), path, color=colour, lw=0.8, alpha=0.6, label=label if i == 0 else None)
+        left.set(xlabel="token", ylabel="x", title="random walks, form eps")
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.legend(frameon=False, loc="upper left")
+        right.plot(scales, scales, color="0.2", ls=":", lw=2, zorder=3, label="exact: p(x) exp(scale * reward)")
+        for form, colour in (("eps", COLOURS[1]), ("step", COLOURS[2])):
+            right.plot(scales, [float(reward(path).mean()) for path in ends[form]], marker="o", color=colour, label=f"form {form}")
+        right.set(xlabel="scale", ylabel="mean of the last token", title="reward against scale")
+        right.legend(frameon=False)
+
+
+def bias() -> None:
+    """How far the covariance of samples is off, against the slope of the pyramid."""
+    t, steps, schedule = 6, 100, NoiseSchedule(cosine(1000))
+    cov, ladder = walk(t), schedule.ladder(steps)
+    slopes = [0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    with figure(IMAGES / "bias.png", 5.2, 3.4) as fig:
+        ax = fig.subplots()
+        for causal, colour in ((True, COLOURS[1]), (False, COLOURS[0])):
+            errors = [covariance_error(Oracle(cov, schedule, causal), schedule, pyramid(t, ladder, slope), cov) for slope in slopes]
+            ax.plot(slopes, errors, marker="o", ms=4, color=colour, label="causal" if causal else "sees the whole sequence")
+        ax.set(xlabel=f"slope of the pyramid, in rows (of {steps} steps)", ylabel="relative error of the covariance", ylim=(0, None))
+        ax.legend(frameon=False)
+
+
+def covariance_error(oracle: Oracle, schedule: NoiseSchedule, matrix: Tensor, cov: Tensor) -> float:
+    """Relative error (Frobenius) of the covariance of samples. Sampling is linear here: unit vectors in, its matrix out."""
+    columns = sample(oracle, schedule, torch.eye(len(cov))[..., None], matrix)[..., 0]
+    return float((columns.T @ columns - cov).norm() / cov.norm())
+
+
+if __name__ == "__main__":
+    matrices()
+    guidance()
+    bias()
+    for file in sorted(IMAGES / f"{name}.png" for name in DRAWN):
+        if os.path.getsize(file) > LARGEST:
+            Image.open(file).convert("RGB").quantize(64).save(file, optimize=True)
+        size = os.path.getsize(file)
+        print(f"{file.name:20} {size / 1000:5.1f} kB")
+        if size > LARGEST:
+            raise SystemExit(f"{file} has {size:,} bytes; pictures of the pages stay under {LARGEST:,}")

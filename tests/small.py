@@ -1,0 +1,137 @@
+"""Experiments small enough to train inside a test, and ways to stop them and to look at what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from oracles import seeded
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from diffusion_forcing.cli import main
+from diffusion_forcing.config import Experiment, replace
+from diffusion_forcing.data.codec import Normalize
+from diffusion_forcing.data.sequences import Windows
+from diffusion_forcing.log import Log, read_log
+from diffusion_forcing.recipes import RECIPES
+from diffusion_forcing.tasks import Evaluation, Table, TaskData
+
+# What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
+SMALL = {
+    "task": {"half": 3, "trajectories": 64, "sampling_steps": 3},
+    "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
+    "train": {"steps": 8, "batch": 8, "warmup": 2, "lr": 5e-3, "ema": 0.9, "validate_every": 4, "log_every": 1, "threads": 1},
+}
+WORDS = [
+    "--task.half", "3", "--task.trajectories", "64", "--task.sampling-steps", "3", "--model.backbone.hidden", "16",
+    "--train.batch", "8", "--train.warmup", "2", "--train.lr", "5e-3", "--train.ema", "0.9", "--train.log-every", "1",
+    "--train.threads", "1",
+]  # fmt: skip
+
+
+def small(recipe: str = "composition", **changes) -> Experiment:
+    """A recipe's experiment, made small, with `changes` as `replace` takes them."""
+    experiment = RECIPES[recipe]()
+    for section, values in SMALL.items():
+        part = experiment
+        for name in section.split("__"):
+            part = getattr(part, name)
+        for name, value in values.items():
+            if hasattr(part, name):
+                experiment = replace(experiment, **{f"{section}__{name}": value})
+    return replace(experiment, **changes)
+
+
+@dataclass(frozen=True)
+class Waves:
+    """Sines of several lengths whose condition is their phase: a task with conditions and padding."""
+
+    sequences: int = 32
+    """Sequences to train on."""
+    scale: float = 1.0
+    """Amplitude, not normalised away."""
+    told: bool = True
+    """Whether the condition says anything; otherwise it is zero."""
+
+    def data(self) -> TaskData:
+        phase = 6 * torch.rand(self.sequences, generator=seeded(0))
+        lengths = torch.randint(1, 8, (self.sequences,), generator=seeded(1)).tolist()
+        waves = [self.scale * torch.sin(p + torch.arange(n))[:, None] for p, n in zip(phase, lengths, strict=True)]
+        conditions = [self.told * p.expand(n, 1) for p, n in zip(phase, lengths, strict=True)]
+        windows = Windows(waves, 6, conditions=conditions, crop=0.5)
+        return TaskData(windows, windows, Normalize(torch.zeros(1), torch.ones(1)))
+
+    def evaluate(self, model, folder, *, samples, seed, progress):
+        progress("counting", samples, samples)
+        return Evaluation({"samples": float(samples)}, (Table("Waves", ("what", "number"), (("samples", str(samples)),)),))
+
+    def sample(self, model, folder, *, samples, seed, progress):
+        np.save(folder / "waves.npy", torch.randn(samples, 6, 1, generator=seeded(seed)).numpy())
+        return [folder / "waves.npy"]
+
+
+def stop_after(monkeypatch, steps: int) -> None:
+    """From now on a training gets SIGTERM once it has taken that many steps."""
+    told = Log.step
+
+    def step(self, *arguments):
+        told(self, *arguments)
+        if self.clock.step == steps:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Log, "step", step)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """Tensors of the model a training left in a folder."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and scalars of a folder's checkpoint."""
+    path = folder / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        return load_file(path), json.loads(file.metadata()["training"])
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Names of the tensors that are not the same bit for bit, or are in one of the two only."""
+    return sorted(
+        name for name in one.keys() | other.keys() if name not in one or name not in other or not torch.equal(one[name], other[name])
+    )
+
+
+def logged(folder: Path, what: str = "loss") -> dict[int, float]:
+    """What the log says of each step."""
+    return {line["step"]: line[what] for line in read_log(folder / "log.jsonl") if what in line}
+
+
+def dforce(*words: str) -> int:
+    """Run a command in this process; its exit code."""
+    try:
+        main([str(word) for word in words])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def command(*words: str) -> dict:
+    """Arguments of subprocess for a command in a process of its own, on one thread."""
+    return {
+        "args": [sys.executable, "-m", *(str(word) for word in words)],
+        "env": {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+        "text": True,
+    }
+
+
+def flat(text: str) -> str:
+    """Words of a text on one line, wherever it was wrapped."""
+    return " ".join(text.split())

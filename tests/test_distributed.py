@@ -1,0 +1,114 @@
+"""Several processes give what one gives."""
+
+import socket
+import subprocess
+
+import pytest
+import torch
+from small import WORDS, checkpoint, command, dforce, flat, logged, small, stop_after, weights
+
+from diffusion_forcing import train as training
+from diffusion_forcing.distributed import World
+
+TRAIN = ["train", "composition", *WORDS, "--train.steps", "6", "--train.validate-every", "2", "--train.optimizer", "adamw"]
+TRANSFORMER = ["train", "composition-transformer", *TRAIN[2:], "--model.backbone.heads", "2", "--model.backbone.layers", "2"]
+
+
+def torchrun(folder, *words, program=("-m", "diffusion_forcing")):
+    """Run a command of ours in two processes on this machine, in a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = ["torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    return subprocess.run(**command(*start, *program, *words), cwd=folder, capture_output=True, timeout=180, check=False)
+
+
+def check_same(one, two):
+    """Losses, gradients, final weights and checkpoints of two runs agree but for rounding."""
+    for what in ("loss", "valid_loss", "grad_norm"):
+        assert logged(one, what) == pytest.approx(logged(two, what), rel=1e-5, abs=1e-5)
+    for read in (weights, lambda folder: checkpoint(folder)[0]):
+        ours, theirs = read(one), read(two)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            torch.testing.assert_close(theirs[name], tensor, rtol=1e-3, atol=2e-4, msg=name)
+    assert (two / "model" / "config.json").read_text() == (one / "model" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*TRAIN, "--train.optimizer", "muon", "--train.accumulate", "2", "--train.parallel", "ddp"],
+        [*TRANSFORMER, "--train.parallel", "fsdp"],
+    ],
+    ids=["ddp", "fsdp"],
+)
+def test_two_processes_equal_one(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dforce(*words, "--name", "one") == 0
+    ended = torchrun(tmp_path, *words, "--name", "two")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.count("done: 6 steps") == 1, "only one process speaks"
+    check_same(tmp_path / "runs" / "one", tmp_path / "runs" / "two")
+
+
+def test_two_processes_go_on_from_where_one_stopped(tmp_path, monkeypatch):
+    """A checkpoint is whole, however many processes read or write it."""
+    monkeypatch.chdir(tmp_path)
+    words = [*TRAIN, "--train.parallel", "fsdp", "--name"]
+    assert dforce(*words, "one") == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert dforce(*words, "two") == 130
+    ended = torchrun(tmp_path, *words, "two")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    check_same(tmp_path / "runs" / "one", tmp_path / "runs" / "two")
+
+
+LATE = """
+import os, time
+from diffusion_forcing.cli import main
+from diffusion_forcing.log import Log
+
+begin = Log.__enter__
+Log.__enter__ = lambda self: (time.sleep(1.0 * (os.environ["RANK"] == "1")), begin(self))[1]
+main()
+"""
+
+
+def test_minutes_end_all_processes_at_the_same_step_even_if_one_started_late(tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    ended = torchrun(tmp_path, *TRAIN, "--train.steps", "None", "--train.minutes", "0.04", program=["late.py"])
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    folder = tmp_path / "runs" / "composition"
+    assert max(logged(folder)) > 1
+    assert (folder / "model" / "model.safetensors").exists()
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tmp_path):
+    ended = torchrun(tmp_path, *TRAIN, "--train.batch", "9")
+    assert ended.returncode != 0
+    assert "error: 2 processes cannot share a batch of 9 equally; use a multiple of 2" in flat(ended.stderr)
+
+
+def test_muon_and_fsdp_do_not_go_together():
+    config = small(train__optimizer="muon", train__parallel="fsdp").train
+    training._prepare(config, World(0, 1))
+    with pytest.raises(ValueError, match="Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw"):
+        training._prepare(config, World(0, 2))
+
+
+def test_slices_cover_the_batch_once():
+    parts = [list(range(12))[World(rank, 3).slice(12)] for rank in range(3)]
+    assert [row for part in parts for row in part] == list(range(12))
+    with pytest.raises(ValueError, match="3 processes cannot share a batch of 10 equally; use a multiple of 3"):
+        World(0, 3).slice(10)
+
+
+def test_alone_there_is_nothing_to_agree_on():
+    alone = World()
+    assert alone.main
+    assert alone.agree(True)
+    assert not alone.agree(False)
+    assert torch.equal(alone.sum(torch.tensor([2.0])), torch.tensor([2.0]))
+    alone.barrier()

@@ -1,0 +1,127 @@
+"""A small trained model against the optimum: a Kalman filter that sees each token through its own noise.
+
+x_{t+1} = A x_t + w is observed as y_t = alpha(k_t) x_t + sigma(k_t) eps_t. The filter's mean is the best denoiser there is.
+"""
+
+import math
+
+import pytest
+import torch
+from oracles import Gaussian, ar1, seeded
+from torch import Tensor
+
+from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, independent
+
+K = 1000
+SCHEDULE = NoiseSchedule(cosine(K))
+TOKENS = 10
+KEPT, TURN = 0.95, 0.6  # of its length a state keeps 95 % a token, and turns by 0.6 rad; noise makes up for the loss
+DYNAMICS = KEPT * torch.tensor([[math.cos(TURN), -math.sin(TURN)], [math.sin(TURN), math.cos(TURN)]], dtype=torch.float64)
+HELD_OUT = 4000
+MARGIN = 1.05  # measured: 1.005 at random levels, 1.01 for the prior given noisy tokens, 1.02 given clean ones
+
+
+def draw(n: int, generator: torch.Generator) -> Tensor:
+    """(n, t, 2) sequences of the process, each number of variance 1."""
+    noise = torch.randn(n, TOKENS, 2, generator=generator)
+    x = [noise[:, 0]]
+    for t in range(1, TOKENS):
+        x.append(x[-1] @ DYNAMICS.T.float() + (1 - KEPT**2) ** 0.5 * noise[:, t])
+    return torch.stack(x, dim=1)
+
+
+def kalman(x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor, dynamics: Tensor = DYNAMICS, kept: float = KEPT) -> tuple[Tensor, Tensor]:
+    """Mean (b, t, d) and variance (b, t) a number of each token x_t at level k_t, given those before it as past_x at past_k."""
+    b, t, d = x.shape
+    unit = torch.eye(d, dtype=torch.float64)
+    mean, covariance = torch.zeros(b, d, dtype=torch.float64), unit.expand(b, d, d)
+
+    def update(mean, covariance, y, level):
+        alpha, sigma = SCHEDULE.alpha(level).double()[:, None, None], SCHEDULE.sigma(level).double()[:, None, None]
+        gain = alpha * covariance @ torch.linalg.inv(alpha**2 * covariance + sigma**2 * unit)
+        surprise = y.double()[..., None] - alpha * mean[..., None]
+        return mean + (gain @ surprise)[..., 0], covariance - alpha * gain @ covariance
+
+    means, variances = [], []
+    for i in range(t):
+        if i > 0:
+            mean, covariance = mean @ dynamics.T, dynamics @ covariance @ dynamics.T + (1 - kept**2) * unit
+        own, own_covariance = update(mean, covariance, x[:, i], k[:, i])
+        means.append(own)
+        variances.append(own_covariance.diagonal(dim1=1, dim2=2).mean(-1))
+        mean, covariance = update(mean, covariance, past_x[:, i], past_k[:, i])
+    return torch.stack(means, dim=1), torch.stack(variances, dim=1)
+
+
+@pytest.fixture(scope="module")
+def trained() -> DiffusionForcing:
+    """A GRU of 32 latents, trained on fresh sequences with a level of its own for each token. About 20 s on one core."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = DiffusionForcing(RNN(2, hidden=32, blocks=1, levels=K), SCHEDULE, parameterization="x0")
+    generator, steps, rate = seeded(0), 1000, 0.01
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    warm = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.1)
+    for _ in range(steps):
+        x = draw(256, generator)
+        k, _ = independent((256, TOKENS), K, generator)
+        loss = model(x, k, noise=torch.randn(x.shape, generator=generator)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warm.step()
+    return model.eval()
+
+
+def errors(model: DiffusionForcing, own: str, past: str) -> tuple[float, float, float]:
+    """Squared error of x0 by the model, by the filter, and as the filter expects it. Levels: "random", "clean", "absent" or "same"."""
+    generator = seeded(99)
+    x = draw(HELD_OUT, generator)
+    shape = (HELD_OUT, TOKENS)
+    levels = {
+        "random": independent(shape, K, generator).k,
+        "clean": torch.zeros(shape, dtype=torch.long),
+        "absent": torch.full(shape, K),
+    }
+    past_k = levels[past]
+    past_x = SCHEDULE.add_noise(x, past_k, torch.randn(x.shape, generator=generator))
+    k = past_k if own == "same" else levels[own]
+    y = past_x if own == "same" else SCHEDULE.add_noise(x, k, torch.randn(x.shape, generator=generator))
+    with torch.no_grad():
+        said = model.predict(y, k).x0 if own == "same" else model.predict_forced(y, k, past_x, past_k).x0
+    best, expected = kalman(y, k, past_x, past_k)
+    return ((said - x) ** 2).mean().item(), ((best - x) ** 2).mean().item(), expected.mean().item()
+
+
+def test_the_filter_is_the_gaussian_oracle():
+    """Two ways to the same optimum: the recursion and the regression."""
+    x = torch.randn(6, TOKENS, 2, generator=seeded(0), dtype=torch.float64)
+    k, _ = independent((6, TOKENS), K, seeded(1))
+    mean, _ = kalman(x, k, x, k, 0.9 * torch.eye(2, dtype=torch.float64), 0.9)
+    expected = Gaussian(SCHEDULE, ar1(TOKENS, 0.9)).denoiser(causal=True)(x, k).x0
+    torch.testing.assert_close(mean, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("own", "past"),
+    [("same", "random"), ("absent", "random"), ("absent", "clean"), ("random", "clean")],
+    ids=["random levels", "prior given a noisy past", "prior given a clean past", "posterior given a clean past"],
+)
+def test_a_trained_model_is_close_to_the_best_there_is(trained, own, past):
+    model, best, expected = errors(trained, own, past)
+    assert best == pytest.approx(expected, rel=0.03), "the filter is wrong, or the samples are too few"
+    assert model < MARGIN * best
+
+
+def test_what_it_learned_is_in_the_latent(trained):
+    """A token at K is guessed from its past: far better than the variance 1 of knowing nothing, and the better the cleaner the past."""
+    nothing, noisy, clean = (errors(trained, "absent", past)[0] for past in ("absent", "random", "clean"))
+    assert nothing == pytest.approx(1.0, abs=0.12)
+    assert noisy < 0.5
+    assert clean < 0.6 * noisy
+
+
+def test_a_posterior_at_level_0_is_the_token_itself(trained):
+    model, best, _ = errors(trained, "clean", "random")
+    assert model == 0
+    assert best < 1e-9

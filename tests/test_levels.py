@@ -1,0 +1,138 @@
+"""How training draws levels."""
+
+import pytest
+import torch
+from oracles import seeded
+
+from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
+from diffusion_forcing.levels import DRAWS, by_name
+
+K = 10
+MANY = (20_000, 5)
+
+
+def assert_uniform(k, levels=K):
+    """Each level 0..K equally often, within six standard deviations of a count."""
+    count = torch.bincount(k.flatten(), minlength=levels + 1)
+    assert len(count) == levels + 1
+    share = 1 / (levels + 1)
+    spread = (k.numel() * share * (1 - share)) ** 0.5
+    assert (count - k.numel() * share).abs().max() < 6 * spread
+
+
+def correlation(a, b):
+    return torch.corrcoef(torch.stack([a.flatten().double(), b.flatten().double()]))[0, 1].item()
+
+
+def test_independent_draws_every_level_whatever_the_neighbour_has():
+    k, past = independent(MANY, K, seeded(0))
+    assert past is None
+    assert k.dtype == torch.int64
+    assert k.shape == MANY
+    for token in range(5):
+        assert_uniform(k[:, token])
+    assert abs(correlation(k[:, 1:], k[:, :-1])) < 0.02
+    assert abs(correlation(k[1:], k[:-1])) < 0.02
+
+
+def test_shared_gives_a_sequence_one_level():
+    k, past = shared(MANY, K, seeded(0))
+    assert past is None
+    assert k.shape == MANY
+    assert (k == k[:, :1]).all()
+    assert_uniform(k[:, 0])
+
+
+def test_teacher_forced_is_seen_as_clean():
+    k, past = teacher_forced(MANY, K, seeded(0))
+    assert torch.equal(past, torch.zeros_like(k))
+    assert_uniform(k[:, 0])
+    assert abs(correlation(k[:, 1:], k[:, :-1])) < 0.02
+
+
+def test_a_staircase_rises_evenly_between_its_ends():
+    levels = 1000
+    k, past = staircase((5_000, 8), levels, seeded(0))
+    assert past is None
+    assert k.dtype == torch.int64
+    assert k.min() >= 0
+    assert k.max() <= levels
+    rise = k.diff(dim=1)
+    assert (rise >= 0).all()
+    inside = (k > 0) & (k < levels)
+    both = inside[:, :-2] & inside[:, 1:-1] & inside[:, 2:]
+    assert both.sum() > 1000
+    assert (rise[:, 1:] - rise[:, :-1])[both].abs().max() <= 1  # rounding
+
+
+def test_staircases_are_flat_and_steep_and_some_token_moves():
+    levels = 1000
+    k, _ = staircase((5_000, 2), levels, seeded(0))
+    rise = (k[:, 1] - k[:, 0]) / levels
+    assert (rise < 0.02).float().mean() > 0.2
+    assert (rise > 0.2).float().mean() > 0.05
+    idle = ((k == 0) | (k == levels)).all(1)
+    assert idle.float().mean() < 0.2
+    assert ((k == 0).all(1) | (k == levels).all(1)).float().mean() < 0.01
+
+
+def test_a_staircase_visits_every_level_at_every_token():
+    k, _ = staircase((20_000, 4), K, seeded(0))
+    for token in range(4):
+        assert (torch.bincount(k[:, token], minlength=K + 1) > 0).all()
+
+
+def test_one_token_is_a_staircase_too():
+    k, _ = staircase((20_000, 1), 1000, seeded(0))
+    assert abs(k.double().mean() - 500) < 20
+    assert k.min() < 10
+    assert k.max() > 990
+
+
+def test_a_mixture_follows_one_draw_a_sequence():
+    k, past = mixture(independent, shared)((20_000, 5), 100, seeded(0))
+    assert past is None
+    flat = (k == k[:, :1]).all(1)
+    assert abs(flat.float().mean() - 0.5) < 0.03
+    assert_uniform(k[flat][:, 0], 100)
+    assert_uniform(k[~flat], 100)
+
+
+def test_a_mixture_of_three_takes_each_as_often():
+    zero, one, two = (lambda shape, levels, generator=None, v=v: independent(shape, 0)._replace(k=torch.full(shape, v)) for v in range(3))
+    k, _ = mixture(zero, one, two)((30_000, 2), K, seeded(0))
+    assert (k[:, 0] == k[:, 1]).all()
+    assert_uniform(k[:, 0], 2)
+
+
+def test_a_mixture_with_teacher_forcing_says_how_each_past_is_seen():
+    k, past = mixture(independent, teacher_forced)(MANY, K, seeded(0))
+    clean, own = (past == 0).all(1), (past == k).all(1)
+    assert (clean | own).all()
+    assert abs(clean.float().mean() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("name", [*DRAWS, "independent+staircase", "shared + teacher_forced"])
+def test_a_draw_is_a_function_of_its_generator(name):
+    draw = by_name(name)
+    before = torch.get_rng_state()
+    first, again, other = (draw((64, 6), 1000, seeded(seed)) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before), "the global generator was used"
+    assert torch.equal(first.k, again.k)
+    assert not torch.equal(first.k, other.k)
+    assert first.k.shape == (64, 6)
+    assert (first.past is None) == (again.past is None)
+    if first.past is not None:
+        assert torch.equal(first.past, again.past)
+
+
+def test_names_join_with_a_plus():
+    assert by_name("shared") is shared
+    joined = by_name("independent+shared")((100, 4), K, seeded(3))
+    assert torch.equal(joined.k, mixture(independent, shared)((100, 4), K, seeded(3)).k)
+
+
+@pytest.mark.parametrize("name", ["pyramid", "independent+pyramid", ""])
+def test_an_unknown_name_is_refused_with_the_known_ones(name):
+    with pytest.raises(ValueError, match="independent, shared, teacher_forced, staircase"):
+        by_name(name)
