@@ -20,7 +20,7 @@ def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: 
     """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves."""
     model = denoise.model
     cond, state = denoise.bound(len(x))
-    moves = moves_of(matrix, hold, model.schedule.levels)
+    moves = _moves(matrix, hold, model.schedule.levels)
     settled = _settled(moves)
     x, seen, level = x.clone(), x.clone(), matrix[0].clone()
     done = 0
@@ -52,7 +52,7 @@ def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold:
     assert isinstance(rnn, RNN)
     cond, state = denoise.bound(len(x))
     b, t = x.shape[:2]
-    moves = moves_of(matrix, hold, schedule.levels)
+    moves = _moves(matrix, hold, schedule.levels)
     # z[:, i] is the latent before token i, as the latest row to reach it left it.
     z = rnn.start(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
     if state is not None:
@@ -96,7 +96,7 @@ def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold:
     return Seen(x, seen, level) if lift else Seen(x, x, matrix[-1])
 
 
-def moves_of(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
+def _moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
     """(m, t), True where a step gives the token a new value."""
     falls = matrix[1:] < matrix[:-1]
     if hold == "keep":

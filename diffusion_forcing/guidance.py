@@ -148,6 +148,7 @@ def history(
     vague = schedule.levels if level is None else level
     if not 0 <= vague <= schedule.levels:
         raise ValueError(f"history is made vague by a level in 0..{schedule.levels}; got {level}")
+    tokens = [tokens] if isinstance(tokens, int) else tokens
 
     def without(x: Tensor, k: Tensor) -> Prediction:
         noise = torch.randn(x[:, tokens].shape, generator=generator, dtype=x.dtype, device=x.device)

@@ -38,7 +38,9 @@ def elbo(
     b, t = x.shape[:2]
     levels = torch.zeros(b, t, dtype=torch.long, device=x.device) if k is None else schedule.check_k(k).expand(b, t)
     rungs = torch.arange(schedule.levels + 1) if ladder is None else ladder
-    forced = forced_by(model, cond) if isinstance(model, DiffusionForcing) else model
+    if rungs[0] != 0 or rungs[-1] != schedule.levels or not (rungs.diff() > 0).all():
+        raise ValueError(f"the bound's chain climbs from level 0 to K={schedule.levels}, as NoiseSchedule.ladder(steps) does")
+    forced = forced_by(model, cond, generator) if isinstance(model, DiffusionForcing) else model
     total = torch.zeros(b, t, dtype=torch.float64, device=x.device)
     for _ in range(draws):
         noise = _randn(x, generator)
@@ -54,24 +56,20 @@ def elbo(
     return (total / draws).to(x.dtype)
 
 
-def forced_by(model: DiffusionForcing, cond: Tensor | None = None) -> Forced:
+def forced_by(model: DiffusionForcing, cond: Tensor | None = None, generator: Generator | None = None) -> Forced:
     """How a model predicts each token given a past at other levels: in one pass if its backbone can, else token by token."""
     if hasattr(model.backbone, "forced") and model.causal:
         return lambda x, k, past_x, past_k: model.predict_forced(x, k, past_x, past_k, cond)
-
-    def one_by_one(x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor) -> Prediction:
-        return forced_by_denoiser(lambda y, levels: model.predict(y, levels, cond), model.schedule.levels)(x, k, past_x, past_k)
-
-    return one_by_one
+    return forced_by_denoiser(lambda x, k: model.predict(x, k, cond), model.schedule.levels, generator)
 
 
-def forced_by_denoiser(denoise: Denoise, levels: int) -> Forced:
+def forced_by_denoiser(denoise: Denoise, levels: int, generator: Generator | None = None) -> Forced:
     """The same for any denoiser (x, k) -> Prediction: the past as given, the token itself, and a future of pure noise."""
 
     def forced(x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor) -> Prediction:
         x0, eps = [], []
         for token in range(x.shape[1]):
-            noise = torch.randn_like(x[:, token + 1 :])
+            noise = _randn(x[:, token + 1 :], generator)
             absent = torch.full_like(k[:, token + 1 :], levels)
             tokens = torch.cat([past_x[:, :token], x[:, token : token + 1], noise], dim=1)
             pred = denoise(tokens, torch.cat([past_k[:, :token], k[:, token : token + 1], absent], dim=1))

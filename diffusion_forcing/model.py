@@ -148,6 +148,10 @@ class Denoiser:
         cond, state = self.bound(len(x))
         return self.model.predict(x, k, cond, state)
 
+    def check(self, x: Tensor, k: Tensor) -> None:
+        """Raise, as a call would, if tokens x at levels k (t,) do not go with the model or the condition."""
+        self.model._check(x, k.expand(x.shape[:2]), self.bound(len(x))[0])
+
     def bound(self, n: int) -> tuple[Tensor | None, State]:
         """Condition and state for n sequences: copied, where n is a multiple of those bound."""
         bound = self.cond if self.cond is not None else _first_tensor(self.state)

@@ -7,7 +7,7 @@ short.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Generator, Tensor
@@ -43,18 +43,18 @@ def _run(
     """Sample, and remember each token as it was at the last row in which its level was at least `lift`."""
     matrix = check_run(schedule, x, matrix, eta, hold)
     if isinstance(denoise, Denoiser) and denoise.model.causal and on_step is None:
+        denoise.check(x, matrix[0])
         faster = fast.wavefront if isinstance(denoise.model.backbone, RNN) else fast.windowed
         return faster(denoise, x, matrix, eta=eta, hold=hold, generator=generator, lift=lift)
     seen, level = x, matrix[0]
-    acting = fast.moves_of(matrix, hold, schedule.levels).any(1).tolist()
+    acting = fast._moves(matrix, hold, schedule.levels).any(1).tolist()
     for row, acts in enumerate(acting):
-        if not acts:
-            continue
         k, k_next = matrix[row], matrix[row + 1]
-        pred = denoise(x, k.expand(x.shape[:2]))
-        x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, generator=generator)
-        high = k_next >= lift
-        seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
+        if acts:
+            pred = denoise(x, k.expand(x.shape[:2]))
+            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, generator=generator)
+            high = k_next >= lift
+            seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
         if on_step is not None:
             on_step(row + 1, x, k_next)
     return Seen(x, seen, level)
@@ -132,6 +132,8 @@ def stream(
     commit = horizon if commit is None else commit
     _check_rollout(model, length, context, cond, stabilization, memory, commit, horizon)
     how = how or getattr(model.backbone, "stabilization", "noise")
+    if how not in get_args(How):
+        raise ValueError(f"how is one of {', '.join(map(repr, get_args(How)))}; got {how!r}")
     lift = stabilization if how == "path" else 0
     given = 0 if context is None else context.shape[1]
     b = batch or next((len(told) for told in (context, cond) if told is not None), 1)

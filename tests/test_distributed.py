@@ -20,7 +20,15 @@ def torchrun(folder, *words, program=("-m", "diffusion_forcing")):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = ["torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
-    return subprocess.run(**command(*start, *program, *words), cwd=folder, capture_output=True, timeout=180, check=False)
+    process = subprocess.Popen(
+        **command(*start, *program, *words), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends its processes, which are not in our group
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def check_same(one, two):
@@ -66,7 +74,9 @@ def test_two_processes_go_on_from_where_one_stopped(tmp_path, monkeypatch):
 
 
 LATE = """
-import os, time
+import faulthandler, os, time
+
+faulthandler.dump_traceback_later(40, exit=True)  # should they wait for each other forever
 from diffusion_forcing.cli import main
 from diffusion_forcing.log import Log
 
