@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from .model import DiffusionForcing
 from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
 from .tasks import TASKS, Task
-from .weighting import FusedSNR, MinSNR, Uniform, Weight
+from .weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
 
 T = TypeVar("T")
 
@@ -81,6 +82,8 @@ class ModelConfig:
 
     def build(self, width: int, cond: int = 0, codec: nn.Module | None = None) -> DiffusionForcing:
         """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
+        _check_choice("schedule", self.schedule, CURVES)
+        _check_choice("weight", self.weight, WEIGHTS)
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
         backbone = self.backbone.build(width, cond, self.levels)
         weights: dict[str, Weight] = {
@@ -151,15 +154,20 @@ class TrainConfig:
             raise ValueError("training needs an end: give steps, minutes or both")
         for name in ("steps", "minutes", "patience", "threads"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
         for name in ("batch", "accumulate", "validate_every", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts from 1; got {getattr(self, name)}")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
-        if self.lr <= 0 or self.muon_lr <= 0 or self.clip_norm <= 0:
+        if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):
             raise ValueError(f"lr, muon_lr and clip_norm must be positive; got {self.lr}, {self.muon_lr}, {self.clip_norm}")
+        for name in ("warmup", "weight_decay", "final_lr", "checkpoint_every"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
+        for name in ("optimizer", "precision", "parallel"):
+            _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
         if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1:
             raise ValueError(f"ema lies in [0, 1) and cond_drop in [0, 1]; got {self.ema}, {self.cond_drop}")
         level_draws.by_name(self.draw)
@@ -179,11 +187,13 @@ class Experiment:
 def to_dict(value: Any) -> Any:
     """Dataclasses to plain JSON, each with the name of its class, so that unions can be told apart."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if any(f.name == "kind" for f in dataclasses.fields(value)):
+            raise ValueError(f"{type(value).__name__} has an option called kind, which stands for the class in a file; call it otherwise")
         fields = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, (list, tuple)):
         return [to_dict(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def from_dict(kind: Any, data: Any, path: str = "config", tasks: tuple[type, ...] = ()) -> Any:
@@ -193,9 +203,7 @@ def from_dict(kind: Any, data: Any, path: str = "config", tasks: tuple[type, ...
     """
     options = {cls.__name__: cls for cls in (*TASKS, *tasks)} if kind is Task else _dataclasses_in(kind)
     if not options:
-        return tuple(data) if isinstance(data, list) and typing.get_origin(kind) is tuple else data
-    if data is None:
-        return None
+        return _plain(kind, data, path)
     if not isinstance(data, dict) or data.get("kind") not in options:
         found = data.get("kind") if isinstance(data, dict) else data
         raise ValueError(f"{path} should be one of {', '.join(sorted(options))}; got {found!r}")
@@ -205,7 +213,31 @@ def from_dict(kind: Any, data: Any, path: str = "config", tasks: tuple[type, ...
     unknown = data.keys() - names - {"kind"}
     if unknown:
         raise ValueError(f"{path} has no option {sorted(unknown)[0]!r}; {cls.__name__} has {', '.join(sorted(names))}")
+    missing = [f.name for f in dataclasses.fields(cls) if f.name not in data and _required(f)]
+    if missing:
+        raise ValueError(f"{path} lacks {missing[0]!r}, which {cls.__name__} cannot do without")
     return cls(**{name: from_dict(hints[name], data[name], f"{path}.{name}", tasks) for name in names if name in data})
+
+
+def _plain(kind: Any, data: Any, path: str) -> Any:
+    """A value that is no dataclass, of the annotated kind; JSON has lists for tuples and text for paths."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        if data is None and type(None) in typing.get_args(kind):
+            return None
+        parts = [part for part in typing.get_args(kind) if part is not type(None)]
+        return _plain(parts[0], data, path) if len(parts) == 1 else data
+    if typing.get_origin(kind) is tuple and isinstance(data, list):
+        return tuple(data)
+    if kind is Path and isinstance(data, str):
+        return Path(data)
+    expected = {int: int, float: (int, float), str: str, bool: bool}.get(kind)
+    if expected is not None and (not isinstance(data, expected) or (isinstance(data, bool) and kind is not bool)):
+        raise ValueError(f"{path} should be of type {kind.__name__}; got {data!r}")
+    return data
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def save_experiment(experiment: Experiment, path: Path) -> None:
@@ -223,12 +255,22 @@ def load_experiment(path: Path, tasks: tuple[type, ...] = ()) -> Experiment:
 
 def replace(experiment: T, **changes: Any) -> T:
     """A copy with nested fields changed: replace(e, train__steps=10)."""
-    result: Any = experiment
+    whole: Any = experiment
+    parts: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
     for name, value in changes.items():
         head, _, rest = name.partition("__")
-        value = replace(getattr(result, head), **{rest: value}) if rest else value
-        result = dataclasses.replace(result, **{head: value})
-    return result
+        if rest:
+            parts.setdefault(head, {})[rest] = value
+        else:
+            values[head] = value
+    values |= {head: replace(values.get(head, getattr(whole, head)), **inner) for head, inner in parts.items()}
+    return dataclasses.replace(whole, **values)
+
+
+def _check_choice(name: str, value: Any, choices: Any) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
 
 
 def _dataclasses_in(kind: Any) -> dict[str, type]:

@@ -35,6 +35,8 @@ class DiffusionForcing(Pretrained, nn.Module):
         levels = getattr(backbone, "config", {}).get("levels", schedule.levels)
         if levels != schedule.levels:
             raise ValueError(f"the backbone was built for K={levels} but the schedule has K={schedule.levels}; use the same levels")
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip bounds |x0| and must be positive; got {clip}")
         self.backbone = backbone
         self.schedule = schedule
         self.parameterization = check_parameterization(parameterization)

@@ -29,11 +29,11 @@ class Pretrained(ModelHubMixin):
     def save_pretrained(self, path: str | Path, **_hub: Any) -> None:  # type: ignore[override]
         """Write config.json and model.safetensors into a folder, each in one move. (`push_to_hub` calls this too.)"""
         model: Any = self
+        text = json.dumps(describe(model), indent=2) + "\n"  # what cannot be described is refused before anything is written
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
-        text = json.dumps(describe(model), indent=2) + "\n"
         write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
 
     @classmethod
@@ -82,14 +82,16 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
     from .schedule import NoiseSchedule, linear
     from .weighting import WEIGHTS
 
-    try:
-        options = dict(config["backbone"])
-        kind = options.pop("kind")
-        weight_options = dict(config["weight"])
-        weight_kind = weight_options.pop("kind")
-        levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{CONFIG} lacks {error}; it is not a complete description of a diffusion_forcing model") from error
+    for key in ("backbone", "weight", "levels", "parameterization", "clip", "codec"):
+        if key not in config:
+            raise ValueError(f"{CONFIG} lacks {key!r}; it is not a complete description of a diffusion_forcing model")
+    kind, options = _kind_and_options(config, "backbone")
+    weight_kind, weight_options = _kind_and_options(config, "weight")
+    levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
+    if not isinstance(levels, int) or not isinstance(clip, int | float | None):
+        raise ValueError(f"{CONFIG} should give levels as a whole number and clip as a number or null; got {levels!r}, {clip!r}")
+    if weight_kind not in WEIGHTS and weight_kind != "custom":
+        raise ValueError(f"the model's loss weight is {weight_kind!r}, which this package does not have ({', '.join(WEIGHTS)})")
     if backbone is None:
         if kind not in BACKBONES:
             raise ValueError(
@@ -100,7 +102,13 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
             backbone = BACKBONES[kind](**options)
         except TypeError as error:
             raise ValueError(f"{CONFIG} gives the {kind} backbone options it does not have: {error}") from error
-    weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{CONFIG} gives the {kind} backbone options that make no network: {error}") from error
+    try:
+        # A weight of the user's own matters in training only.
+        weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
+    except TypeError as error:
+        raise ValueError(f"{CONFIG} gives the loss weight {weight_kind} options it does not have: {error}") from error
     return DiffusionForcing(
         backbone,  # type: ignore[arg-type]
         NoiseSchedule(linear(levels)),  # the curve itself is among the weights
@@ -109,6 +117,13 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         clip=clip,
         codec=build_codec(codec),
     )
+
+
+def _kind_and_options(config: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+    options = config[key]
+    if not isinstance(options, dict) or not isinstance(options.get("kind"), str):
+        raise ValueError(f"{CONFIG} should describe the {key} by its kind and options; got {options!r}")
+    return options["kind"], {name: value for name, value in options.items() if name != "kind"}
 
 
 def fill(model: nn.Module, weights_file: str | Path) -> None:

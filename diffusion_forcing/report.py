@@ -90,12 +90,13 @@ def write_report(folder: Path) -> Path:
     about = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     evaluation = json.loads((folder / "eval.json").read_text()) if (folder / "eval.json").exists() else {}
     log = read_log(folder / LOG)
-    parts = [f"<h1>{html.escape(folder.name)}</h1>"]
+    name = folder.resolve().name
+    parts = [f"<h1>{html.escape(name)}</h1>"]
     if about.get("doc"):
         parts.append(f"<p>{html.escape(about['doc'])}</p>")
     parts += [_table(table) for table in evaluation.get("tables", [])]
-    for name, caption in evaluation.get("figures", {}).items():
-        parts.append(_image(folder / "figures" / name, caption))
+    for file, caption in evaluation.get("figures", {}).items():
+        parts.append(_image(folder / "figures" / file, caption))
     if not evaluation:
         parts.append(f"<p>Not evaluated yet: <code>dforce eval {html.escape(str(folder))}</code></p>")
     if any("loss" in line for line in log):
@@ -108,7 +109,7 @@ def write_report(folder: Path) -> Path:
         parts.append(_table({"title": "", "columns": [], "rows": [[k, str(v)] for k, v in about.items() if k not in ("command", "doc")]}))
     parts.append(f"<details><summary>Full configuration</summary><pre>{html.escape(json.dumps(config, indent=2))}</pre></details>")
     page = folder / "report.html"
-    page.write_text(_PAGE.format(title=html.escape(folder.name), style=_CSS, body="\n".join(parts)))
+    page.write_text(_PAGE.format(title=html.escape(name), style=_CSS, body="\n".join(parts)))
     return page
 
 

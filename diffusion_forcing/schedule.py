@@ -17,7 +17,8 @@ def linear(levels: int = LEVELS) -> Tensor:
     """alpha_bar of the DDPM schedule: betas from 1e-4 to 0.02 at K = 1000, rescaled for any other K. Returns (K+1,)."""
     _check_levels(levels)
     scale = 1000 / levels
-    return _from_betas(torch.linspace(scale * 1e-4, scale * 0.02, levels, dtype=torch.float64))
+    # Counted from the end, so that a single level is the noisiest one.
+    return _from_betas(torch.linspace(scale * 0.02, scale * 1e-4, levels, dtype=torch.float64).flip(0))
 
 
 def cosine(levels: int = LEVELS, offset: float = 0.008) -> Tensor:

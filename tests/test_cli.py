@@ -205,10 +205,28 @@ def test_fresh_needs_no_old_run(here):
     assert [path.name for path in (here / "runs").iterdir()] == ["composition"]
 
 
-def test_a_start_that_failed_does_not_stand_in_the_way_of_the_next(here, capsys):
+@pytest.mark.parametrize("mistake", [["--train.precision", "bfloat16", "--train.device", "cpu"], ["--model.levels", "0"]])
+def test_a_start_that_failed_does_not_stand_in_the_way_of_the_next(mistake, here, capsys):
     """A mistake in an option, corrected, is not another experiment: nothing was trained yet."""
-    assert dforce(*TRAIN, "--train.precision", "bfloat16", "--train.device", "cpu") == 2
+    assert dforce(*TRAIN, *mistake) == 2
     assert dforce(*TRAIN) == 0, said(capsys)
+
+
+def test_a_run_goes_on_with_another_budget(here):
+    """More steps are more of the same experiment; the run then says so."""
+    assert dforce(*TRAIN) == 0
+    first = logged(here / "runs/composition")
+    assert dforce(*TRAIN, "--train.steps", "5", "--train.validate-every", "2") == 0
+    both = logged(here / "runs/composition")
+    assert list(both) == [1, 2, 3, 4, 5]
+    assert {step: both[step] for step in first} == first
+    assert json.loads((here / "runs/composition/config.json").read_text())["train"]["steps"] == 5
+
+
+def test_the_command_a_run_gives_is_the_one_that_made_it_what_it_is(here):
+    assert dforce(*TRAIN) == 0
+    assert dforce(*TRAIN, "--train.steps", "5") == 0
+    assert json.loads((here / "runs/composition/run.json").read_text())["command"].endswith("--train.steps 5")
 
 
 def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(here, capsys, monkeypatch):
@@ -289,13 +307,13 @@ def test_options_may_come_before_the_run(trained, capsys):
     assert "Where 7 trajectories end" in said(capsys)[0]
 
 
-def test_sample_writes_arrays_and_a_picture(trained, tmp_path, capsys):
-    assert dforce("sample", trained, "--samples", "4", "--out", tmp_path / "new") == 0
-    assert np.load(tmp_path / "new" / "samples.npz")["with_memory"].shape == (4, 7, 2)
+def test_sample_writes_arrays_and_a_picture(trained, here, capsys):
+    assert dforce("sample", trained, "--samples", "4", "--out", "new") == 0
+    assert np.load(here / "new/samples.npz")["with_memory"].shape == (4, 7, 2)
     out, _ = said(capsys)
-    for name in ("samples.npz", "samples.png"):
-        assert (tmp_path / "new" / name).exists()
-        assert name in out
+    for name in ("new/samples.npz", "new/samples.png"):
+        assert (here / name).exists()
+        assert f"wrote {name}" in out
 
 
 def test_report_writes_a_page_before_any_evaluation(here, capsys):

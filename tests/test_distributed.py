@@ -7,8 +7,8 @@ import pytest
 import torch
 from small import WORDS, checkpoint, command, dforce, flat, logged, small, stop_after, weights
 
-from diffusion_forcing import train as training
 from diffusion_forcing.distributed import World
+from diffusion_forcing.train import check
 
 TRAIN = ["train", "composition", *WORDS, "--train.steps", "6", "--train.validate-every", "2", "--train.optimizer", "adamw"]
 TRANSFORMER = ["train", "composition-transformer", *TRAIN[2:], "--model.backbone.heads", "2", "--model.backbone.layers", "2"]
@@ -102,10 +102,9 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path):
 
 
 def test_muon_and_fsdp_do_not_go_together():
-    config = small(train__optimizer="muon", train__parallel="fsdp").train
-    training._prepare(config, World(0, 1))
+    check(small(train__optimizer="adamw", train__parallel="fsdp").train)
     with pytest.raises(ValueError, match="Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw"):
-        training._prepare(config, World(0, 2))
+        check(small(train__optimizer="muon", train__parallel="fsdp").train)
 
 
 def test_slices_cover_the_batch_once():

@@ -164,7 +164,7 @@ def count(name, matrix, method):
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_full_sequence_takes_m_plus_t_minus_1_waves(steps, tokens):
     matrix = full_sequence(tokens, SCHEDULE.ladder(steps))
-    waves = fast._waves(fast.moves_of(matrix, "keep", K))
+    waves = fast._waves(fast._moves(matrix, "keep", K))
     assert len(waves) == steps + tokens - 1
     cells = sorted((row, token) for rows, columns in waves for row, token in zip(rows.tolist(), columns.tolist(), strict=True))
     assert cells == [(row, token) for row in range(steps) for token in range(tokens)], "each cell once"
@@ -174,7 +174,7 @@ def test_full_sequence_takes_m_plus_t_minus_1_waves(steps, tokens):
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_autoregressive_computes_each_cell_that_moves_and_each_clean_token_once(steps, tokens):
     """No wave looks at tokens that still wait, and a finished token is read once more and never again."""
-    waves = fast._waves(fast.moves_of(autoregressive(tokens, SCHEDULE.ladder(steps)), "keep", K))
+    waves = fast._waves(fast._moves(autoregressive(tokens, SCHEDULE.ladder(steps)), "keep", K))
     assert sum(len(rows) for rows, _ in waves) == tokens * steps + tokens - 1
 
 
@@ -182,7 +182,7 @@ def test_autoregressive_computes_each_cell_that_moves_and_each_clean_token_once(
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_waves_respect_what_each_cell_needs(matrix, hold):
     """Every cell that moves is computed, in a wave after its token's last step, with no token twice in a wave."""
-    moves = fast.moves_of(matrix, hold, K)
+    moves = fast._moves(matrix, hold, K)
     done = {}
     for wave, (rows, tokens) in enumerate(fast._waves(moves)):
         assert len(set(tokens.tolist())) == len(tokens)
@@ -215,11 +215,17 @@ def test_a_model_that_sees_everything_takes_the_plain_loop():
     assert torch.equal(ours, sample(lambda x, k: denoiser(x, k), SCHEDULE, x, MATRICES["pyramid"]))
 
 
+def test_a_token_moves_where_a_step_gives_it_a_new_value():
+    matrix = torch.tensor([[K, K, 7, 7, 0], [K, 7, 7, 0, 0]])
+    assert fast._moves(matrix, "keep", K).tolist() == [[False, True, False, True, False]]
+    assert fast._moves(matrix, "resample", K).tolist() == [[False, True, True, True, False]]
+
+
 def test_settled_counts_tokens_that_never_move_again():
-    moves = fast.moves_of(autoregressive(3, SCHEDULE.ladder(2)), "keep", K)
+    moves = fast._moves(autoregressive(3, SCHEDULE.ladder(2)), "keep", K)
     assert fast._settled(moves).tolist() == [0, 0, 1, 1, 2, 2]
-    assert fast._settled(fast.moves_of(pin(full_sequence(3, SCHEDULE.ladder(2)), [0, 1]), "keep", K)).tolist() == [2, 2]
-    assert fast._settled(fast.moves_of(pin(full_sequence(3, SCHEDULE.ladder(2)), 1), "keep", K)).tolist() == [0, 0]
+    assert fast._settled(fast._moves(pin(full_sequence(3, SCHEDULE.ladder(2)), [0, 1]), "keep", K)).tolist() == [2, 2]
+    assert fast._settled(fast._moves(pin(full_sequence(3, SCHEDULE.ladder(2)), 1), "keep", K)).tolist() == [0, 0]
 
 
 @every_model

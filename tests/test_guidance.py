@@ -316,6 +316,16 @@ def test_resampled_futures_have_the_noise_of_their_level():
     assert futures.std(0).tolist() == pytest.approx([sigma, 1.0], abs=0.03)
 
 
+@pytest.mark.parametrize("futures", ["resample", "rollout"])
+def test_an_absent_future_is_fresh_noise_and_no_more(futures):
+    """At K the last trace of signal is too small to see but its derivative is not: no gradient reaches what stood there."""
+    net = randomised(DiffusionForcing(RNN(1, hidden=16, levels=K), SCHEDULE, parameterization="eps"))
+    x, k = torch.randn(2, 4, 1, generator=seeded(0)), levels(0, 300, 600, K, n=2)
+    pred = guide(net.denoiser(), SCHEDULE, last, 1.0, draws=2, futures=futures, generator=seeded(1))(x, k)
+    assert torch.equal(pred.grad[:, 3], torch.zeros(2, 1))
+    assert (pred.grad[:, 1] != 0).all()
+
+
 def test_a_rolled_out_future_ends_clean():
     x, k = noise(), levels(0, 300, 600, K)
     denoise, shown = record(PROCESS.denoiser())

@@ -518,17 +518,19 @@ def test_a_stream_is_a_rollout_in_pieces():
 
 @every_kind
 @pytest.mark.parametrize("memory", [0, 1, 5, 100])
-def test_memory_keeps_the_last_tokens_only(build, memory):
-    """By hand: each window is sampled given the last `memory` tokens, read afresh."""
-    net, matrix, generator = build(), full_sequence(2, LADDER), seeded(0)
-    tokens = context()
+@pytest.mark.parametrize("width", [0, 1])
+def test_memory_keeps_the_last_tokens_only(build, memory, width):
+    """By hand: each window is sampled given the last `memory` tokens, read afresh with their conditions."""
+    net, matrix, generator = build(cond=width), full_sequence(2, LADDER), seeded(0)
+    tokens, cond = context(), torch.randn(2, 3 + 8, width, generator=seeded(6))
     for _ in range(4):
-        recent = tokens[:, max(0, tokens.shape[1] - memory) :]
+        n = tokens.shape[1]
+        recent = slice(max(0, n - memory), n)
         with torch.no_grad():
-            state = net.absorb(recent) if memory else None
+            state = net.absorb(tokens[:, recent], cond[:, recent]) if memory else None
         x = start(SMALL, matrix, (2, 2), generator=generator)
-        tokens = torch.cat([tokens, sample(net.denoiser(None, state), SMALL, x, matrix)], 1)
-    out = rollout(net, matrix, 8, context(), memory=memory, generator=seeded(0))
+        tokens = torch.cat([tokens, sample(net.denoiser(cond[:, n : n + 2], state), SMALL, x, matrix)], 1)
+    out = rollout(net, matrix, 8, context(), cond, memory=memory, generator=seeded(0))
     torch.testing.assert_close(out, tokens[:, 3:], rtol=1e-4, atol=1e-5)
 
 

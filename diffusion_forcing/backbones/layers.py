@@ -73,3 +73,10 @@ def check_divides(parts: int, whole: int, what: str) -> None:
     """Raise unless `parts` divides `whole`."""
     if parts < 1 or whole % parts:
         raise ValueError(f"{what}: {parts} must divide {whole}")
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise unless every size is 1 at least."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} counts from 1; got {size}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import LevelEmbedding, ResidualMLP, zeroed
+from .layers import LevelEmbedding, ResidualMLP, check_sizes, zeroed
 
 
 class RNN(nn.Module):
@@ -27,6 +27,7 @@ class RNN(nn.Module):
 
     def __init__(self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000) -> None:
         super().__init__()
+        check_sizes(width=width, hidden=hidden, layers=layers)
         self.config: dict[str, Any] = {
             "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "levels": levels,
         }  # fmt: skip

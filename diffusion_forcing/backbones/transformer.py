@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .layers import LevelEmbedding, Rotary, check_divides, zeroed
+from .layers import LevelEmbedding, Rotary, check_divides, check_sizes, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
 Mask = Tensor | Literal["causal"] | None  # True where attention is allowed; None: everywhere
@@ -43,6 +43,7 @@ class Transformer(nn.Module):
         window: int | None = None, levels: int = 1000,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_sizes(width=width, hidden=hidden, layers=layers, heads=heads)
         check_divides(heads, hidden, "heads of a transformer must divide its hidden width")
         check_divides(2, hidden // heads, "rotary positions need an even head width (hidden / heads)")
         if window is not None and window < 1:

@@ -20,8 +20,8 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("std", std.float())
+        self.register_buffer("mean", mean.float().contiguous())
+        self.register_buffer("std", std.float().contiguous())
 
     @classmethod
     def fit(cls, x: Tensor) -> Normalize:
@@ -68,7 +68,7 @@ class Whiten(nn.Module):
     def __init__(self, mean: Tensor, basis: Tensor, scale: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean.float())
-        self.register_buffer("basis", basis.float())
+        self.register_buffer("basis", basis.float().contiguous())
         self.register_buffer("scale", scale.float())
 
     @classmethod
@@ -130,7 +130,14 @@ def build_codec(config: Any) -> nn.Module | None:
     """The codec that `describe_codec` described, its statistics still to be filled in."""
     if config is None:
         return None
-    kind = config.get("kind")
+    kind = config.get("kind") if isinstance(config, dict) else config
+    try:
+        return _build(kind, config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the model's codec {kind!r} is not described properly: {error}") from error
+
+
+def _build(kind: Any, config: Any) -> nn.Module:
     if kind == "chain":
         return Chain(*(part for part in map(build_codec, config["parts"]) if part is not None))
     if kind == "stack":

@@ -35,6 +35,8 @@ class Windows:
             raise ValueError("there are no sequences to cut windows from: the data set is empty")
         if length < 1:
             raise ValueError(f"a window holds at least one token; got length={length}")
+        if not 0 <= crop <= 1:
+            raise ValueError(f"crop is the share of windows that start anywhere, 0..1; got {crop}")
         shapes = {tuple(s.shape[1:]) for s in tokens}
         if len(shapes) > 1:
             raise ValueError(f"all tokens must have one shape; got {sorted(shapes)}")
@@ -49,6 +51,10 @@ class Windows:
         conds = [s.new_zeros(len(s), 0) for s in tokens] if conditions is None else [torch.as_tensor(c).float() for c in conditions]
         if [len(c) for c in conds] != [len(s) for s in tokens]:
             raise ValueError("conditions must cover each token of each sequence: one row a token")
+        if any(c.ndim != 2 for c in conds) or len({c.shape[1] for c in conds}) > 1:
+            raise ValueError(f"each condition must be (tokens, c), with one c for all; got {sorted({tuple(c.shape) for c in conds})}")
+        if not all(torch.isfinite(c).all() for c in conds):
+            raise ValueError("conditions hold NaN or infinite values; fill them first")
         self.length = length
         self.crop = crop
         self._sizes = torch.tensor([len(s) for s in tokens])
