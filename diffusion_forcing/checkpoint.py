@@ -61,7 +61,11 @@ def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], prefix: st
     for key, value in tensors.items():
         if key.startswith(prefix):
             number, name = key[len(prefix) :].split(".", 1)
+            if int(number) >= len(params):
+                raise KeyError(f"optimiser state {key}")
             like = params[int(number)]
+            if value.ndim and value.shape != like.shape:
+                raise KeyError(f"{key} is {tuple(value.shape)}, not {tuple(like.shape)}")
             state.setdefault(int(number), {})[name] = _like(value, like) if value.shape == like.shape else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 

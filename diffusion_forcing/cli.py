@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table as RichTable
@@ -26,14 +27,14 @@ from .run import load_run, open_run, save_evaluation
 from .tasks import Progress, Table, Task
 from .train import Diverged, check, train
 
-console = Console()
+console = Console(soft_wrap=True, emoji=False)
 
 HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: every token has its own noise level.
 
   [bold]dforce list[/]                        recipes that can be trained
-  [bold]dforce train RECIPE[/] [dim][options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
-  [bold]dforce eval RUN[/] [dim][options][/]           measure, print tables, draw figures
-  [bold]dforce sample RUN[/] [dim][options][/]         draw samples, as arrays and as a picture
+  [bold]dforce train RECIPE[/] [dim]\\[options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
+  [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
+  [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
@@ -120,12 +121,14 @@ def train_recipe(words: list[str]) -> int:
     """dforce train RECIPE [options]"""
     if not words or words[0].startswith("-"):
         if not words or words[0] in ("-h", "--help"):
-            console.print("[bold]dforce train RECIPE[/] [dim][options][/]\n\nRecipes:\n")
+            console.print("[bold]dforce train RECIPE[/] [dim]\\[options][/]\n\nRecipes:\n")
             list_recipes([])
             return 0
         raise ValueError(f"name the recipe first: dforce train RECIPE {' '.join(words)}; `dforce list` shows them")
     name, *rest = words
     default = resolve(name)()
+    if not isinstance(default, Experiment):
+        raise ValueError(f"the recipe {name!r} must return an Experiment; it returned {type(default).__name__}")
     parsed: Any = tyro.cli(_options_of(default), args=rest, prog=f"dforce train {name}", description=_described(name))
     run_name = parsed.name or name.replace(":", ".")
     values = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(Experiment)}
@@ -142,7 +145,7 @@ def train_recipe(words: list[str]) -> int:
         return 0
     again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])
     if result.status == "interrupted":
-        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{again}[/]", soft_wrap=True)
+        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{escape(again)}[/]", soft_wrap=True)
         return 130
     console.print(
         f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
@@ -181,7 +184,7 @@ def sample_run(words: list[str]) -> int:
     with progress_bar() as progress:
         files = task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
     for file in files:
-        console.print(f"wrote {file}")
+        console.print(f"wrote {file}", markup=False)
     return 0
 
 
@@ -247,7 +250,7 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
     """Options, task and model of a command on a run. The run's task brings options of its own: how to sample is decided here."""
     if not words or words[0].startswith("-"):
         options = tyro.cli(kind, args=words, prog=prog, description=f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options.")
-        words = [str(options.run), *words]
+        words = [str(options.run), *(word for word in words if word != str(options.run))]
     experiment, model = load_run(Path(words[0]))
     field = ("task", type(experiment.task), dataclasses.field(default=experiment.task))
     made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
@@ -259,5 +262,5 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
 
 
 def _fail(message: str) -> None:
-    Console(stderr=True).print(f"[bold red]error:[/] {message}", highlight=False, soft_wrap=True)
+    Console(stderr=True, emoji=False).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(2)

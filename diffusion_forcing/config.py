@@ -230,7 +230,7 @@ def _plain(kind: Any, data: Any, path: str) -> Any:
         return tuple(data)
     if kind is Path and isinstance(data, str):
         return Path(data)
-    expected = {int: int, float: (int, float), str: str, bool: bool}.get(kind)
+    expected: Any = {int: int, float: (int, float), str: str, bool: bool}.get(kind)
     if expected is not None and (not isinstance(data, expected) or (isinstance(data, bool) and kind is not bool)):
         raise ValueError(f"{path} should be of type {kind.__name__}; got {data!r}")
     return data
@@ -246,11 +246,15 @@ def save_experiment(experiment: Experiment, path: Path) -> None:
 
 def load_experiment(path: Path, tasks: tuple[type, ...] = ()) -> Experiment:
     """The experiment a run wrote down. tasks: see from_dict."""
+    return from_dict(Experiment, read_json(path), path.name, tasks)
+
+
+def read_json(path: Path) -> Any:
+    """A file of a run, or an error that says which one is damaged."""
     try:
-        data = json.loads(path.read_text())
+        return json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON ({error}); the run is damaged") from error
-    return from_dict(Experiment, data, path.name, tasks)
 
 
 def replace(experiment: T, **changes: Any) -> T:

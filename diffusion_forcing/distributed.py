@@ -49,6 +49,14 @@ class World:
             return flag
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item())
 
+    def first(self, value: float) -> float:
+        """The first process's value, everywhere."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(tensor, 0)
+        return float(tensor.item())
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -96,4 +104,5 @@ def shard(model: nn.Module, world: World) -> None:
     blocks: Any = getattr(model.backbone, "blocks", [])
     for block in blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # The root too: torch leaves it gathered after a forward without backward, as in validation, and the average could not go on.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)

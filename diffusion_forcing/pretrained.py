@@ -168,7 +168,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def write_atomically(path: Path, write: Any) -> None:
     """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a crash leaves behind, the next write replaces
     try:
         write(temporary)
         with open(temporary, "rb") as file:
@@ -183,7 +183,8 @@ def write_atomically(path: Path, write: Any) -> None:
 
 def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
     folder = Path(path)
-    looks_local = folder.exists() or isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "/", "~"))
+    # "owner/model" is a name on the hub, unless there is a folder "owner" here.
+    looks_local = isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "~")) or folder.parent.exists()
     if not looks_local:
         return Path(hf_hub_download(str(path), CONFIG, **hub)), Path(hf_hub_download(str(path), WEIGHTS_FILE, **hub))
     files = folder / CONFIG, folder / WEIGHTS_FILE

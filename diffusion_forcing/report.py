@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .config import read_json
 from .log import LOG, read_log
 
 COLOURS = ("#2f6fb0", "#d1495b", "#2a9d6f", "#e09f3e")
@@ -86,7 +87,7 @@ def write_report(folder: Path) -> Path:
     """One self-contained page about a run: what it says, what it drew, how to repeat it. Returns its path."""
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} is not a run: it has no config.json. `dforce train RECIPE` makes one under runs/.")
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     about = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     evaluation = json.loads((folder / "eval.json").read_text()) if (folder / "eval.json").exists() else {}
     log = read_log(folder / LOG)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .config import Experiment, load_experiment, save_experiment, to_dict
+from .config import Experiment, load_experiment, read_json, save_experiment, to_dict
 from .model import DiffusionForcing
 from .pretrained import write_atomically
 from .recipes import resolve
@@ -36,15 +36,13 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
         folder.rename(aside)
     if config.exists():
-        old, new = json.loads(config.read_text()), to_dict(experiment)
+        old, new = read_json(config), to_dict(experiment)
         changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in MAY_CHANGE]
-        if changed:
+        if changed and (folder / "checkpoint.safetensors").exists():
             raise ValueError(
                 f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set "
                 "the old run aside with --fresh."
             )
-        write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
-        return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about(recipe, experiment, command), indent=2) + "\n"))
     write_atomically(config, lambda path: save_experiment(experiment, Path(path)))

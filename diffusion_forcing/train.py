@@ -89,21 +89,22 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         def rate() -> float:
             return float(schedulers[0].get_last_lr()[0])
 
-        status = "done"
+        status = "stopped early" if config.patience is not None and waited >= config.patience else "done"
         last_save = time.monotonic()
         with Log(folder, clock, quiet=quiet or not here.main, active=here.main, wandb=config.wandb, name=experiment.name) as log:
-            while not clock.finished:
+            while not clock.finished and status == "done":
                 clock.tick()
                 loss, norm = _step(compiled, data.train, optimizers, scaler, config, here, clock.step)
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     save()
                     _save_model(average.module, folder / "model", here)
                     raise Diverged(_divergence(clock.step, loss, norm, rate(), config, folder))
+                clock.tock()
+                clock.elapsed = here.first(clock.elapsed)  # the learning rate and the end depend on it: one clock for all
                 for scheduler in schedulers:
                     scheduler.step()
                 average.update_parameters(model)
                 clock.step += 1
-                clock.tock()
                 log.step(loss, norm, rate(), config.batch * data.train.length)
                 if clock.step % config.validate_every == 0 or clock.finished:
                     valid_loss = validate(average.module, data.valid, config, here)

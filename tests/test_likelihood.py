@@ -68,6 +68,14 @@ def test_tokens_at_levels_between_give_the_likelihood_of_noisy_sequences(levels)
     assert_tight(exact, bound(process, x, k), 3)
 
 
+def test_what_is_left_of_the_signal_at_k_is_paid_for():
+    """A schedule that stops at 30 % of the signal: the bound is still one, and tight for a token of variance 1 without a past."""
+    process = Gaussian(NoiseSchedule(torch.linspace(1, 0.3, K + 1, dtype=torch.float64)), ar1(1, 0.9))
+    x = process.draw(400, WIDTH, seeded(0))
+    exact = process.log_likelihood(x, torch.zeros(1, dtype=torch.long)) / WIDTH
+    assert_tight(exact, bound(process, x), 1)
+
+
 def test_each_token_has_its_share():
     """The bound of a token is the likelihood of the token given those before it: minus its conditional entropy."""
     process = Gaussian(SCHEDULE, ar1(3, 0.9))
