@@ -123,6 +123,8 @@ class DiffusionForcing(Pretrained, nn.Module):
             raise ValueError(f"tokens have shape (batch, tokens, *event); got {tuple(x.shape)}; add the missing axes")
         if k.shape != x.shape[:2]:
             raise ValueError(f"k gives each token its level: expected shape {tuple(x.shape[:2])}, got {tuple(k.shape)}")
+        if k.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere looking would make the device wait
+            self.schedule.check_k(k)
         config: dict[str, Any] = getattr(self.backbone, "config", {})
         if "width" in config and x.shape[2:] != (config["width"],):
             raise ValueError(f"the backbone reads tokens of {config['width']} numbers; got tokens of shape {tuple(x.shape[2:])}")

@@ -388,3 +388,14 @@ def test_a_model_is_causal_if_its_backbone_is():
     assert transformer().causal
     assert not transformer(causal=False).causal
     assert not DiffusionForcing(nn.Identity(), NoiseSchedule(linear(5))).causal
+
+
+@pytest.mark.parametrize("level", [-1, 1001])
+def test_levels_outside_the_schedule_are_refused(level):
+    model = DiffusionForcing(RNN(2, hidden=8), NoiseSchedule(cosine()))
+    x, k = torch.zeros(1, 3, 2), torch.full((1, 3), level)
+    for call in (model, model.predict):
+        with pytest.raises(ValueError, match=r"levels must lie in 0..1000"):
+            call(x, k)
+    with pytest.raises(ValueError, match="levels are integers"):
+        model.predict(x, torch.zeros(1, 3))
