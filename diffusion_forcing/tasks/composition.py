@@ -31,7 +31,7 @@ ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners furt
 class Composition:
     """Trajectories across a square, and how they are sampled."""
 
-    half: int = 8
+    half: int = 6
     """Steps from a corner to the middle; a plan is that long, a trajectory twice that."""
     spread: float = 0.05
     """Standard deviation of where trajectories start and end, and of how they bend."""
