@@ -11,7 +11,7 @@ def composition() -> Experiment:
     return Experiment(
         task=Composition(),
         model=ModelConfig(RNNConfig(hidden=96, layers=1), parameterization="v"),
-        train=TrainConfig(steps=2000, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
+        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
     )
 
 
@@ -20,5 +20,5 @@ def composition_transformer() -> Experiment:
     return Experiment(
         task=Composition(),
         model=ModelConfig(TransformerConfig(hidden=96, layers=3, heads=3), parameterization="v"),
-        train=TrainConfig(steps=2000, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
+        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
     )
