@@ -119,12 +119,12 @@ class Composition:
             key = name.replace(" ", "_")
             metrics |= {f"{key}/{end}": value for end, value in share.items()} | {f"{key}/stray_ratio": ratio}
             rows.append((name, *(f"{share[end]:.1%}" for end in ("opposite", "adjacent", "start", "elsewhere")), f"{ratio:.2f}"))
-        heads = ("", "ends opposite", "adjacent", "where it began", "elsewhere", "straying / data's own")
+        heads = ("ends in corner", "opposite", "adjacent", "its own", "elsewhere", "straying")
         picture = folder / "composition.png"
         draw_paths(paths, corner, picture)
         return Evaluation(
             metrics,
-            (Table(f"Where {samples:,} trajectories end", heads, tuple(rows)),),
+            (Table(f"Where {samples:,} trajectories end (straying: from the diagonals, over what the data stray)", heads, tuple(rows)),),
             {str(picture.name): "Data, samples with memory, samples without: colours by the corner each starts from."},
         )
 
@@ -167,7 +167,19 @@ def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, most: int =
         axes = fig.subplots(1, len(paths), squeeze=False)[0]
         for ax, (name, path) in zip(axes, paths.items(), strict=True):
             for one, start in zip(path[:most], corner[:most].tolist(), strict=True):
-                ax.plot(one[:, 0], one[:, 1], color=COLOURS[start], lw=0.8, alpha=0.35)
-            ax.scatter(path[:most, -1, 0], path[:most, -1, 1], c=[COLOURS[c] for c in corner[:most].tolist()], s=9, zorder=3)
+                ax.plot(one[:, 0], one[:, 1], color=COLOURS[start], lw=0.8, alpha=0.25)
+            # The first from each corner, drawn heavily: so that one sees whole trajectories, not only the crowd.
+            for start in range(4):
+                one = path[corner == start][:1]
+                ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color="white", lw=4.5, zorder=3)
+                ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color=COLOURS[start], lw=2.6, zorder=3)
+            ends = path[:most, -1]
+            ax.scatter(ends[:, 0], ends[:, 1], c=[COLOURS[c] for c in corner[:most].tolist()], s=9, zorder=4)
             ax.set(title=name, xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
-        fig.text(0.5, 0.02, "lines: trajectories, coloured by the corner they start from; dots: where they end", ha="center", fontsize=9)
+        fig.text(
+            0.5,
+            0.02,
+            "coloured by the corner they start from; dots: where they end; heavy: the first trajectory from each corner",
+            ha="center",
+            fontsize=9,
+        )
