@@ -278,7 +278,7 @@ def test_the_learning_rate_rises_then_falls_to_its_final_share(tmp_path):
 
 def test_training_learns(tmp_path):
     """The loss falls well below that of knowing nothing, which is 1 in v."""
-    experiment = small(train__steps=150, train__batch=32, train__validate_every=50, train__warmup=10)
+    experiment = small(train__steps=300, train__batch=32, train__validate_every=50, train__warmup=10)
     result = train(experiment, tmp_path, quiet=True)
     assert result.valid_loss < 0.75
     assert list(logged(tmp_path, "valid_loss").values()) == sorted(logged(tmp_path, "valid_loss").values(), reverse=True)
