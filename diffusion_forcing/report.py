@@ -106,7 +106,8 @@ def write_report(folder: Path) -> Path:
         parts.append(_image(curves, "Loss and learning rate over training."))
     if about:
         parts.append("<h2>How to repeat it</h2>")
-        parts.append(f"<pre>{html.escape(about.get('command', ''))}</pre>")
+        commands = [command for command in (about.get("command"), evaluation.get("command")) if command]
+        parts.append(f"<pre>{html.escape(chr(10).join(commands))}</pre>")
         parts.append(_table({"title": "", "columns": [], "rows": [[k, str(v)] for k, v in about.items() if k not in ("command", "doc")]}))
     parts.append(f"<details><summary>Full configuration</summary><pre>{html.escape(json.dumps(config, indent=2))}</pre></details>")
     page = folder / "report.html"
