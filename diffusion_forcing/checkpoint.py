@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -79,8 +78,3 @@ def _like(value: Tensor, own: Tensor) -> Tensor:
     if isinstance(own, DTensor):
         return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
     return value
-
-
-def finite(tensors: dict[str, Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity."""
-    return all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())
