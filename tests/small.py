@@ -135,3 +135,8 @@ def command(*words: str) -> dict:
 def flat(text: str) -> str:
     """Words of a text on one line, wherever it was wrapped."""
     return " ".join(text.split())
+
+
+def finite(tensors):
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from small import WORDS, Waves, checkpoint, command, dforce, differing, flat, logged, small, stop_after, weights
+from small import WORDS, Waves, checkpoint, command, dforce, differing, finite, flat, logged, small, stop_after, weights
 from torch import nn
 
 from diffusion_forcing import DiffusionForcing
 from diffusion_forcing import train as training
-from diffusion_forcing.checkpoint import finite
 from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, replace
 from diffusion_forcing.distributed import World
 from diffusion_forcing.levels import DRAWS
