@@ -36,7 +36,7 @@ def guide(
     draws: futures over which the reward is averaged (Monte Carlo guidance). The first `present` tokens that are not yet clean are the
     present, what follows is the future. futures="resample" denoises the future and noises it again to the same levels, each draw with
     its own noise; "rollout" then takes it down to clean in `steps` steps, so that the reward sees sampled futures instead of mean ones.
-    The gradient is divided by nothing: two scales compare at the same number of draws only.
+    The reward is averaged over the draws, yet two scales compare at the same number of draws only: one draw judges a mean future.
     """
     if draws < 1 or present < 1 or steps < 1:
         raise ValueError(f"draws, present and steps count from 1; got draws={draws}, present={present}, steps={steps}")
