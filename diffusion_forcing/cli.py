@@ -15,29 +15,30 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table as RichTable
 
 from .config import Experiment
+from .log import progress_bar
 from .model import DiffusionForcing
 from .recipes import RECIPES, resolve
 from .report import write_report
-from .run import load_run, open_run, save_evaluation
-from .tasks import Progress, Table, Task
+from .run import load_run, load_shipped, open_run, save_evaluation, shipped
+from .tasks import Table, Task
 from .train import Diverged, check, train
 
 console = Console(soft_wrap=True, emoji=False)
 
 HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: every token has its own noise level.
 
-  [bold]dforce list[/]                        recipes that can be trained
+  [bold]dforce list[/]                        recipes that can be trained, and shipped models
   [bold]dforce train RECIPE[/] [dim]\\[options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
   [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
+  [bold]dforce data RECIPE[/]                 make a recipe's data now, rather than when training starts
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
+A shipped model, nothing to train: [bold]dforce eval maze2d-medium --pretrained --episodes 100[/]
 A first run, a minute long: [bold]dforce train composition && dforce eval runs/composition[/]
 Baselines are one option: [bold]--train.draw shared[/] (full-sequence diffusion) or [bold]teacher_forced[/] (next-token diffusion).
 Your own recipe: [bold]dforce train mymodule:myfunction[/], where the function returns an Experiment.
@@ -49,11 +50,13 @@ class EvalOptions:
     """Measure a trained run: print its tables, draw its figures, write eval.json and report.html."""
 
     run: tyro.conf.Positional[Path]
-    """The run's folder, such as runs/composition."""
-    samples: int = 1000
-    """Sequences to draw."""
+    """The run's folder, such as runs/composition; with --pretrained the name of a shipped model, such as maze2d-medium."""
+    samples: int | None = None
+    """Sequences to draw, or (also --episodes) episodes to play. 1000 sequences or 100 episodes if not given."""
     seed: int = 0
     """Of the sampling."""
+    pretrained: bool = False
+    """Take the shipped model of that name; what is measured goes to runs/NAME-pretrained."""
     json: Path | None = None
     """Also write the metrics to this file."""
 
@@ -63,10 +66,12 @@ class SampleOptions:
     """Draw samples from a trained run, as arrays and as a picture."""
 
     run: tyro.conf.Positional[Path]
-    """The run's folder, such as runs/composition."""
+    """The run's folder, such as runs/composition; with --pretrained the name of a shipped model, such as maze2d-medium."""
     samples: int = 100
     """Sequences to draw."""
     seed: int = 0
+    pretrained: bool = False
+    """Take the shipped model of that name."""
     out: Path | None = None
     """Folder to write to; RUN/samples if not given."""
 
@@ -84,6 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     commands: dict[str, Callable[[list[str]], int]] = {
         "list": list_recipes, "train": train_recipe, "eval": evaluate_run, "sample": sample_run, "report": report_run,
+        "data": make_data,
     }  # fmt: skip
     if not words or words[0] in ("-h", "--help", "help"):
         console.print(HELP)
@@ -113,6 +119,8 @@ def list_recipes(words: list[str]) -> int:
     for name, recipe in RECIPES.items():
         table.add_row(name, (recipe.__doc__ or "").strip().split("\n")[0])
     console.print(table)
+    if shipped():
+        console.print(f"\nShipped, trained: {', '.join(shipped())}. Judge one with [bold]dforce eval NAME --pretrained[/].")
     console.print("\nTrain one with [bold]dforce train NAME[/]; see its options with [bold]dforce train NAME --help[/].")
     return 0
 
@@ -157,19 +165,20 @@ def train_recipe(words: list[str]) -> int:
 
 def evaluate_run(words: list[str]) -> int:
     """dforce eval RUN"""
-    options, task, model = _of_run(EvalOptions, words, "dforce eval")
-    figures = options.run / "figures"
+    options, task, model, folder = _of_run(EvalOptions, words, "dforce eval")
+    figures = folder / "figures"
     figures.mkdir(exist_ok=True)
+    samples = options.samples or getattr(task, "default_samples", 1000)
     with progress_bar() as progress:
-        evaluation = task.evaluate(model, figures, samples=options.samples, seed=options.seed, progress=progress)
+        evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress)
     command = shlex.join(["dforce", "eval", *words])
-    data = save_evaluation(options.run, evaluation, samples=options.samples, seed=options.seed, command=command)
+    data = save_evaluation(folder, evaluation, samples=samples, seed=options.seed, command=command)
     for table in evaluation.tables:
         show(table)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({**data["metrics"], "samples": options.samples, "seed": options.seed}, indent=2) + "\n")
-    page = write_report(options.run)
+        options.json.write_text(json.dumps({**data["metrics"], "samples": samples, "seed": options.seed}, indent=2) + "\n")
+    page = write_report(folder)
     for name in evaluation.figures:
         console.print(f"figure  {figures / name}")
     console.print(f"report  {page}")
@@ -178,13 +187,30 @@ def evaluate_run(words: list[str]) -> int:
 
 def sample_run(words: list[str]) -> int:
     """dforce sample RUN"""
-    options, task, model = _of_run(SampleOptions, words, "dforce sample")
-    folder = options.out or options.run / "samples"
+    options, task, model, run = _of_run(SampleOptions, words, "dforce sample")
+    folder = options.out or run / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
         files = task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
     for file in files:
         console.print(f"wrote {file}", markup=False)
+    return 0
+
+
+def make_data(words: list[str]) -> int:
+    """dforce data RECIPE"""
+    if len(words) != 1 or words[0].startswith("-"):
+        console.print(
+            "[bold]dforce data RECIPE[/]\n\nMake a recipe's data now and keep them in the cache ($DFORCE_CACHE, or ~/.cache/dforce)."
+        )
+        return 0 if words and words[0] in ("-h", "--help") else 2
+    task: Any = resolve(words[0])().task
+    if not hasattr(task, "prepare"):
+        console.print(f"{words[0]} makes its data in a moment, whenever it needs them; there is nothing to prepare")
+        return 0
+    with progress_bar() as progress:
+        file = task.prepare(progress)
+    console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
     return 0
 
 
@@ -202,25 +228,6 @@ def show(table: Table) -> None:
     console.print()
     console.print(rich)
     console.print()
-
-
-class progress_bar:
-    """A progress bar for each thing a task reports on; silent where there is no terminal."""
-
-    def __enter__(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        self.bar.start()
-        self.tasks: dict[str, Any] = {}
-        return self.told
-
-    def told(self, what: str, done: int, of: int) -> None:
-        if what not in self.tasks:
-            self.tasks[what] = self.bar.add_task(what, total=of)
-        self.bar.update(self.tasks[what], completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
 
 def _options_of(default: Experiment) -> Any:
@@ -246,19 +253,31 @@ def _described(name: str) -> str:
     return f"{doc}\n\nThe run goes to runs/NAME; the same command goes on where it stopped, after Ctrl-C or a crash."
 
 
-def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing]:
-    """Options, task and model of a command on a run. The run's task brings options of its own: how to sample is decided here."""
+_SHORT = {"--episodes": "--samples", "--multi": "--task.multi"}  # what a domain calls things
+
+
+def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
+    """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
+    words = [_SHORT.get(word, word) for word in words]
+    if "--task.multi" in words:
+        at = words.index("--task.multi")
+        if words[at + 1 : at + 2] not in (["True"], ["False"]):
+            words.insert(at + 1, "True")
     if not words or words[0].startswith("-"):
         options = tyro.cli(kind, args=words, prog=prog, description=f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options.")
         words = [str(options.run), *(word for word in words if word != str(options.run))]
-    experiment, model = load_run(Path(words[0]))
+    folder = Path(words[0])
+    if "--pretrained" in words:
+        experiment, model, folder = load_shipped(words[0])
+    else:
+        experiment, model = load_run(folder)
     field = ("task", type(experiment.task), dataclasses.field(default=experiment.task))
     made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
     configured = tyro.conf.configure(tyro.conf.AvoidSubcommands)(made)
     options = tyro.cli(configured, args=words, prog=prog, description=kind.__doc__)
-    if options.samples < 1:
+    if options.samples is not None and options.samples < 1:
         raise ValueError(f"--samples counts from 1; got {options.samples}")
-    return options, options.task, model
+    return options, options.task, model, folder
 
 
 def _fail(message: str) -> None:

@@ -77,6 +77,8 @@ class ModelConfig:
     """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
     frame_stack: int = 1
     """Of fused_snr: frames in a token."""
+    emphasis: float = 0.0
+    """Where the codec knows the variance of a token's numbers: each counts in the loss by its variance to this power."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
@@ -92,7 +94,11 @@ class ModelConfig:
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack),
         }
         weight = weights[self.weight]
-        return DiffusionForcing(backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec)
+        variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
+        return DiffusionForcing(
+            backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec, variance=variance,
+            emphasis=self.emphasis,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ class TrainConfig:
     draw: str = "independent"
     """How levels are drawn: independent, shared (full-sequence diffusion), teacher_forced (next-token diffusion), staircase, or
     several joined by a plus."""
+    given: float = 0.0
+    """Share of sequences whose first token is given: clean, whatever level was drawn for it."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     seed: int = 0
@@ -168,8 +176,8 @@ class TrainConfig:
                 raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
         for name in ("optimizer", "precision", "parallel"):
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
-        if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1:
-            raise ValueError(f"ema lies in [0, 1) and cond_drop in [0, 1]; got {self.ema}, {self.cond_drop}")
+        if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1 or not 0 <= self.given <= 1:
+            raise ValueError(f"ema lies in [0, 1), cond_drop and given in [0, 1]; got {self.ema}, {self.cond_drop}, {self.given}")
         level_draws.by_name(self.draw)
 
 

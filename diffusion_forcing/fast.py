@@ -78,7 +78,7 @@ def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold:
                 noises[drawn] = _draw(x, eta, hold, generator)
             drawn += 1
         now = x[:, tokens]
-        feature = rnn.encode(now, embedded[wave], cond[:, tokens])
+        feature = rnn.encode(model.scaled(now, levels[wave].alpha, levels[wave].sigma), embedded[wave], cond[:, tokens])
         feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
         pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, levels[wave].alpha, levels[wave].sigma)
         noise = None

@@ -5,16 +5,36 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from .train import Clock
 
 LOG = "log.jsonl"
+
+
+class progress_bar:
+    """A progress bar for each thing a task reports on; silent where there is no terminal."""
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.bar.start()
+        self.tasks: dict[str, Any] = {}
+        return self.told
+
+    def told(self, what: str, done: int, of: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what, total=of)
+        self.bar.update(self.tasks[what], completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
 
 class Log:

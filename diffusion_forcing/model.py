@@ -22,12 +22,18 @@ class DiffusionForcing(Pretrained, nn.Module):
 
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
-    near level K needs one). codec: raw data to tokens and back, saved with the weights.
+    near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
+    (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
+    the same for all. What the network outputs and reads stays of size 1 at every level. emphasis: a number's error counts in the
+    loss by its variance to this power, so that many small numbers, mere noise perhaps, do not drown out a few large ones.
     """
+
+    variance: Tensor | None
 
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
-        clip: float | None = None, codec: nn.Module | None = None,
+        clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
+        emphasis: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -37,12 +43,18 @@ class DiffusionForcing(Pretrained, nn.Module):
             raise ValueError(f"the backbone was built for K={levels} but the schedule has K={schedule.levels}; use the same levels")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip bounds |x0| and must be positive; got {clip}")
+        if variance is not None and parameterization != "v":
+            raise ValueError(f"variance is for v-prediction; with parameterization={parameterization!r} leave it out")
+        if variance is not None and not (variance > 0).all():
+            raise ValueError("variance must be positive for each number of a token; let the codec drop numbers that never vary")
         self.backbone = backbone
         self.schedule = schedule
+        self.register_buffer("variance", None if variance is None else variance.float())
         self.parameterization = check_parameterization(parameterization)
         self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
         self.clip = clip
         self.codec = codec
+        self.emphasis = emphasis
 
     @property
     def causal(self) -> bool:
@@ -61,16 +73,22 @@ class DiffusionForcing(Pretrained, nn.Module):
         alpha, sigma = self._amplitudes(x, k)
         noisy = alpha * x + sigma * noise
         if past is None:
-            out, _ = self.backbone(noisy, k, cond)
+            out, _ = self.backbone(self._scaled(noisy, k), k, cond)
         else:
             out = self._forced(noisy, k, cond, self.schedule.add_noise(x, past, noise), past)
-        error = (out - target(self.parameterization, x, noise, alpha, sigma)) ** 2
+        clean, (_, alpha, sigma) = x, self._units(alpha, sigma)
+        if self.variance is not None:
+            clean = x / self.variance.sqrt()
+        error = (out - target(self.parameterization, clean, noise, alpha, sigma)) ** 2
+        if self.variance is not None and self.emphasis:
+            counts = self.variance**self.emphasis
+            error = error * (counts / counts.mean())
         return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""
         cond = self._check(x, k, cond)
-        out, _ = self.backbone(x, k, cond, state)
+        out, _ = self.backbone(self._scaled(x, k), k, cond, state)
         return self._prediction(out, x, k)
 
     def predict_forced(self, x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Prediction:
@@ -89,7 +107,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
         cond = self._check(x, k, cond)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
-        _, state = self.backbone(x, k, cond, state)
+        _, state = self.backbone(self._scaled(x, k), k, cond, state)
         return state
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
@@ -102,17 +120,36 @@ class DiffusionForcing(Pretrained, nn.Module):
                 f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "
                 "than the tokens' own needs (teacher forcing, likelihoods); use RNN or a causal Transformer, or add it"
             )
-        return self.backbone.forced(x, k, cond, past_x, past_k)
+        return self.backbone.forced(self._scaled(x, k), k, cond, self._scaled(past_x, past_k), past_k)
 
     def _amplitudes(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
+
+    def _units(self, alpha: Tensor, sigma: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
+        """Size of noisy tokens, and the amplitudes of signal and noise in units of it: alpha and sigma themselves for variance 1."""
+        if self.variance is None:
+            return 1.0, alpha, sigma
+        size = (alpha**2 * self.variance + sigma**2).sqrt()
+        return size, alpha * self.variance.sqrt() / size, sigma / size
+
+    def scaled(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """Noisy tokens as the backbone reads them."""
+        return x if self.variance is None else x / self._units(alpha, sigma)[0]
+
+    def _scaled(self, x: Tensor, k: Tensor) -> Tensor:
+        return x if self.variance is None else self.scaled(x, *self._amplitudes(x, k))
 
     def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
         return self.prediction_from(out, x, *self._amplitudes(x, k))
 
     def prediction_from(self, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
         """What the backbone's output says of noisy tokens x at the given amplitudes."""
-        prediction = to_prediction(self.parameterization, out, x, alpha, sigma)
+        if self.variance is None:
+            prediction = to_prediction(self.parameterization, out, x, alpha, sigma)
+        else:
+            size, own_alpha, own_sigma = self._units(alpha, sigma)
+            within = to_prediction(self.parameterization, out, x / size, own_alpha, own_sigma)
+            prediction = Prediction(torch.where(sigma == 0, x, within.x0 * self.variance.sqrt()), within.eps)
         if self.clip is None:
             return prediction
         return with_x0(prediction.x0.clamp(-self.clip, self.clip), x, alpha, sigma)

@@ -70,6 +70,7 @@ def describe(model: Any) -> dict[str, Any]:
         "parameterization": model.parameterization,
         "weight": weight,
         "clip": model.clip,
+        "variance": model.variance is not None and list(model.variance.shape),
         "codec": describe_codec(model.codec),
     }
 
@@ -88,6 +89,7 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
     kind, options = _kind_and_options(config, "backbone")
     weight_kind, weight_options = _kind_and_options(config, "weight")
     levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
+    shape = config.get("variance")
     if not isinstance(levels, int) or not isinstance(clip, int | float | None):
         raise ValueError(f"{CONFIG} should give levels as a whole number and clip as a number or null; got {levels!r}, {clip!r}")
     if weight_kind not in WEIGHTS and weight_kind != "custom":
@@ -116,6 +118,7 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         weight=weight,
         clip=clip,
         codec=build_codec(codec),
+        variance=torch.ones(shape) if shape else None,
     )
 
 

@@ -22,11 +22,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from . import checkpoint, levels, optim
 from .config import Experiment, TrainConfig
-from .data.sequences import Batch, Windows
+from .data.sequences import Batch
 from .distributed import World, device_kind, shard, spread, world
 from .log import Log
 from .model import DiffusionForcing
 from .pretrained import describe
+from .tasks.base import Source
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
 
 
 def _step(
-    module: nn.Module, data: Windows, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler, config: TrainConfig,
+    module: nn.Module, data: Source, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler, config: TrainConfig,
     here: World, step: int,
 ) -> tuple[float, float]:  # fmt: skip
     """One step of the optimisers: the loss over all processes, and the gradient's norm. If either is not finite, weights stay."""
@@ -167,16 +168,18 @@ def _step(
     return value, norm if config.precision != "float16" else 0.0 if math.isnan(norm) or math.isinf(norm) else norm
 
 
-def draw(windows: Tensor, data: Windows, config: TrainConfig, generator: Generator, top: int) -> list[Tensor | None]:
+def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int) -> list[Tensor | None]:
     """Noise, levels, levels of the past and kept conditions for a whole batch of windows."""
     size = len(windows)
     k, past = levels.by_name(config.draw)((size, data.length), top, generator)
     noise = torch.randn(size, data.length, *data.event, generator=generator)
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
+    if config.given:
+        k[torch.rand(size, generator=generator) < config.given, 0] = 0
     return [noise, k, past, kept]
 
 
-def _read(data: Windows, windows: Tensor, drawn: list[Tensor | None], here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
+def _read(data: Source, windows: Tensor, drawn: list[Tensor | None], here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
     """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
     batch = data.read(windows)
     noise, k, past, kept = drawn
@@ -190,7 +193,7 @@ def _read(data: Windows, windows: Tensor, drawn: list[Tensor | None], here: Worl
 
 
 @torch.no_grad()
-def validate(model: nn.Module, data: Windows, config: TrainConfig, here: World, *, most: int = 1024) -> float:
+def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *, most: int = 1024) -> float:
     """Loss on held-out windows, with the same levels and noise every time."""
     windows = data.all()
     windows = windows[torch.linspace(0, len(windows) - 1, min(most, len(windows))).long()]

@@ -93,12 +93,47 @@ class Whiten(nn.Module):
         return (tokens * self.scale) @ self.basis.T + self.mean
 
 
+class Rotate(nn.Module):
+    """Rotate tokens to their `keep` principal directions. Units stay, so noise that is white before is white after.
+
+    What a token of several frames leaves out is what its other numbers say already: the dynamics that tie actions to states hold in
+    every token that is decoded. `variance` is that of each direction, which the model wants to know.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    variance: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor, variance: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("basis", basis.float().contiguous())
+        self.register_buffer("variance", variance.float())
+
+    @classmethod
+    def fit(cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3) -> Rotate:
+        """From tokens (..., d). keep: at most that many directions, of those that vary (see Whiten)."""
+        whiten = Whiten.fit(tokens, cut, keep)
+        return cls(whiten.mean, whiten.basis, whiten.scale**2)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return (tokens - self.mean) @ self.basis
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return tokens @ self.basis.T + self.mean
+
+
 class Chain(nn.Module):
     """Codecs one after another."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+
+    @property
+    def variance(self) -> Tensor | None:
+        """Of each number of a token, where the last part knows it."""
+        return getattr(self.parts[-1], "variance", None)
 
     def encode(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -123,7 +158,9 @@ def describe_codec(codec: nn.Module | None) -> Any:
         return {"kind": "normalize", "shape": list(codec.mean.shape)}
     if isinstance(codec, Whiten):
         return {"kind": "whiten", "shape": list(codec.basis.shape)}
-    raise ValueError(f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten or a Chain of them")
+    if isinstance(codec, Rotate):
+        return {"kind": "rotate", "shape": list(codec.basis.shape)}
+    raise ValueError(f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate or a Chain of them")
 
 
 def build_codec(config: Any) -> nn.Module | None:
@@ -147,6 +184,9 @@ def _build(kind: Any, config: Any) -> nn.Module:
     if kind == "whiten":
         width, kept = config["shape"]
         return Whiten(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
+    if kind == "rotate":
+        width, kept = config["shape"]
+        return Rotate(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

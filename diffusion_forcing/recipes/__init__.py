@@ -9,10 +9,26 @@ from pathlib import Path
 
 from ..config import Experiment, replace
 from .composition import composition, composition_transformer
+from .maze2d import (
+    maze2d_large,
+    maze2d_large_gru,
+    maze2d_medium,
+    maze2d_medium_gru,
+    maze2d_paper,
+    maze2d_umaze,
+    maze2d_umaze_gru,
+)  # fmt: skip
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "composition": composition,
     "composition-transformer": composition_transformer,
+    "maze2d-umaze": maze2d_umaze,
+    "maze2d-medium": maze2d_medium,
+    "maze2d-large": maze2d_large,
+    "maze2d-umaze-gru": maze2d_umaze_gru,
+    "maze2d-medium-gru": maze2d_medium_gru,
+    "maze2d-large-gru": maze2d_large_gru,
+    "maze2d-paper": maze2d_paper,
 }
 
 

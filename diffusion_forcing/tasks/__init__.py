@@ -2,7 +2,8 @@
 
 from .base import Evaluation, Progress, Table, Task, TaskData
 from .composition import Composition
+from .maze2d import Maze2D
 
-TASKS = (Composition,)
+TASKS = (Composition, Maze2D)
 
-__all__ = ["TASKS", "Composition", "Evaluation", "Progress", "Table", "Task", "TaskData"]
+__all__ = ["TASKS", "Composition", "Evaluation", "Maze2D", "Progress", "Table", "Task", "TaskData"]

@@ -7,20 +7,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from torch import nn
+from torch import Generator, Tensor, nn
 
-from ..data.sequences import Windows
+from ..data.sequences import Batch
 
 if TYPE_CHECKING:
     from ..model import DiffusionForcing
+
+
+class Source(Protocol):
+    """Windows of tokens to draw batches from: `data.sequences.Windows`, or anything like it."""
+
+    length: int
+    """Tokens of a window."""
+
+    @property
+    def event(self) -> tuple[int, ...]: ...
+
+    @property
+    def cond_width(self) -> int: ...
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        """Random windows (size, 2), cheaply: nothing is read."""
+        ...
+
+    def all(self) -> Tensor:
+        """Windows (n, 2) for validation."""
+        ...
+
+    def read(self, windows: Tensor) -> Batch:
+        """The windows as a batch."""
+        ...
 
 
 @dataclass(frozen=True)
 class TaskData:
     """Encoded tokens to train and to validate on, and the codec that made them."""
 
-    train: Windows
-    valid: Windows
+    train: Source
+    valid: Source
     codec: nn.Module | None = None
 
 

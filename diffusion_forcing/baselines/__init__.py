@@ -1,0 +1,1 @@
+"""What we compare with and is not a variant of ours."""

@@ -1,0 +1,80 @@
+"""Diffuser (Janner et al. 2022), on our data and network: full-sequence diffusion with start and goal in-painted, planned once.
+
+All tokens share one level; the first is overwritten with the observation, the last with the goal, clean, after each step (the
+replacement technique). The plan is for the whole episode and is not made again: either its own actions are executed, or a PD
+controller is steered along its positions, as Diffuser's authors do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from ..data.maze2d import present_frames
+from ..envs.maze2d import Array, Maze
+from ..model import DiffusionForcing
+from ..planning import Counts
+from ..step import ddim_step
+
+
+class Diffuser:
+    """reset(n), then act(observation, goal) once a step. pd: follow the planned positions with a PD controller."""
+
+    def __init__(self, model: DiffusionForcing, maze: Maze, *, steps: int = 20, pd: bool, stack: int = 10, seed: int = 0) -> None:
+        if model.causal:
+            raise ValueError("Diffuser sees the whole sequence; use a model with causal=False")
+        self.model, self.maze, self.steps, self.pd, self.stack = model.eval().requires_grad_(False), maze, steps, pd, stack
+        self.codec: Any = model.codec
+        self.generator = Generator().manual_seed(seed)
+        self.reset(1)
+
+    def reset(self, number: int) -> None:
+        self.number, self.time = number, 0
+        self.counts = Counts()
+        self.plan = np.zeros((number, 0, 6), dtype=np.float32)
+
+    @property
+    def age(self) -> NDArray[np.int64]:
+        """Steps since the plan was made."""
+        return np.full(self.number, self.time)
+
+    def act(self, observation: Array, goal: Array) -> NDArray[np.float32]:
+        """Actions (n, 2) for observations (n, 4) and goals (n, 2)."""
+        if self.time == 0:
+            began = time.perf_counter()
+            self.plan = self._sample(observation, goal).numpy()
+            self.counts.plans += self.number
+            self.counts.seconds += time.perf_counter() - began
+        elif self.time == 10:
+            self.counts.errors.append(np.linalg.norm(self.plan[:, 9, 2:4] - observation[:, :2], axis=1))
+        now = self.plan[:, min(self.time, self.plan.shape[1] - 1)]
+        self.time += 1
+        if not self.pd:
+            return np.clip(now[:, :2], -1, 1)
+        # The published controller: towards the planned position, at the speed that is due there.
+        return np.clip(10 * (now[:, 2:4] - observation[:, :2]) + (now[:, 4:] - observation[:, 2:]), -1, 1).astype(np.float32)
+
+    def _sample(self, observation: Array, goal: Array) -> Tensor:
+        """Plans (n, t, 6) in frames, from white noise."""
+        schedule = self.model.schedule
+        length = self.maze.steps // self.stack
+        begin = self._token(observation)
+        end = self._token(np.concatenate([goal, np.zeros_like(goal)], axis=1))
+        x = torch.randn(self.number, 1 + length, begin.shape[-1], generator=self.generator)
+        ladder = schedule.ladder(min(self.steps, schedule.levels)).flip(0)
+        with torch.no_grad():
+            for level, below in itertools.pairwise(ladder):
+                x = torch.cat([begin, x[:, 1:-1], end], dim=1)
+                k = level.expand(x.shape[:2])
+                x = ddim_step(schedule, x, self.model.predict(x, k), k, below.expand(x.shape[:2]))
+            x = torch.cat([begin, x[:, 1:-1], end], dim=1)
+        return self.codec.decode(x[:, 1:])
+
+    def _token(self, observation: Array) -> Tensor:
+        return self.codec.encode(present_frames(torch.from_numpy(observation.astype(np.float32)), self.stack))

@@ -1,0 +1,79 @@
+"""Model-predictive path integral control in the mazes: try random variations of a plan, and average them by how well they went."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..envs.maze2d import Array, Maze, step
+
+
+class MPPI:
+    """n balls towards n goals, each with its own plan, of which every step executes the first action and tries variations anew.
+
+    It knows the true dynamics, walls and contacts included, so that its forecasts are exact. It does not know the way: the cost is the
+    summed straight-line distance to the goal over the horizon, so that it waits behind a wall when the way round leads away from the
+    goal for longer than the horizon sees.
+
+    horizon: steps of a plan. samples: variations tried at each step, the plan itself among them. noise: their standard deviation, of
+    forces that hold for `hold` steps each, since noise of single steps averages out. temperature: in units of cost (metres, summed over
+    the horizon): small follows the best variation, large the mean of all.
+    """
+
+    def __init__(self, maze: Maze, number: int, *, horizon: int = 40, samples: int = 32, noise: float = 0.7, hold: int = 5,
+                 temperature: float = 0.5, seed: int | np.random.Generator | None = 0) -> None:  # fmt: skip
+        for name, value in (("number", number), ("horizon", horizon), ("samples", samples), ("hold", hold)):
+            if value < 1:
+                raise ValueError(f"{name} should be at least 1; got {value}")
+        for name, scale in (("noise", noise), ("temperature", temperature)):
+            if not scale > 0:
+                raise ValueError(f"{name} should be positive; got {scale}")
+        self.maze, self.number, self.horizon, self.samples = maze, number, horizon, samples
+        self.noise, self.hold, self.temperature = noise, hold, temperature
+        self.rng = np.random.default_rng(seed)
+        self.plan = np.zeros((number, horizon, 2))
+
+    def act(self, observation: Array, goal: Array) -> Array:
+        """Actions (n, 2) for observations (n, 4) and goals (n, 2)."""
+        if observation.shape != (self.number, 4) or goal.shape != (self.number, 2):
+            raise ValueError(
+                f"this MPPI steers {self.number} balls, from observations ({self.number}, 4) to goals ({self.number}, 2); "
+                f"got {observation.shape} and {goal.shape}"
+            )
+        tried = self._variations()
+        cost = self._cost(observation, goal, tried)
+        weight = np.exp((cost.min(1, keepdims=True) - cost) / self.temperature)
+        weight /= weight.sum(1, keepdims=True)
+        plan = np.einsum("ns,nstc->ntc", weight, tried)
+        self.plan = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
+        return plan[:, 0].copy()
+
+    def _variations(self) -> Array:
+        """(n, samples, horizon, 2) actions around the plan, the first the plan itself."""
+        pieces = -(-self.horizon // self.hold)
+        noise = self.noise * self.rng.standard_normal((self.number, self.samples, pieces, 2)).repeat(self.hold, axis=2)
+        noise[:, 0] = 0
+        return np.clip(self.plan[:, None] + noise[:, :, : self.horizon], -1, 1)
+
+    def _cost(self, observation: Array, goal: Array, actions: Array) -> Array:
+        """(n, samples): distances to the goal, summed over the horizon."""
+        position, velocity = np.split(observation.repeat(self.samples, axis=0), 2, axis=1)
+        target = goal.repeat(self.samples, axis=0)
+        cost = np.zeros(len(target))
+        for t in range(self.horizon):
+            position, velocity, _ = step(self.maze, position, velocity, actions[:, :, t].reshape(-1, 2))
+            cost += np.linalg.norm(position - target, axis=1)
+        return cost.reshape(self.number, self.samples)
+
+
+class MPPIPolicy:
+    """MPPI as a policy: no plan is carried on from one episode to the next."""
+
+    def __init__(self, maze: Maze, seed: int = 0) -> None:
+        self.maze, self.rng = maze, np.random.default_rng(seed)
+        self.reset(1)
+
+    def reset(self, number: int) -> None:
+        self.controller = MPPI(self.maze, number, seed=self.rng)
+
+    def act(self, observation: Array, goal: Array) -> Array:
+        return self.controller.act(observation, goal)

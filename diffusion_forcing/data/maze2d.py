@@ -1,0 +1,229 @@
+"""The mazes' offline data: the benchmark's waypoint collector rebuilt, cached on disk, and cut into windows of tokens.
+
+A frame is [action, next observation], six numbers; with `reward` seven, [action, reward, next observation]. A token holds several
+frames side by side. Every window begins with a *present* token: the observation from which its first action is taken, written as a
+ball that has coasted there at constant speed, so that an observation is a token like any other and conditions by being at level 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from ..baselines.scripted import Controller
+from ..envs.maze2d import DT, GEAR, JITTER, Array, Maze, rewards, step
+from .sequences import Batch
+
+TRANSITIONS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+STREAMS = 64
+"""Balls that collect side by side: the benchmark has one stream, which would take NumPy fifty times as long."""
+NOISE = 0.5
+Told = Callable[[str, int, int], None]
+
+
+class Transitions(NamedTuple):
+    """Streams of transitions: observations (s, t, 4), actions (s, t, 2), rewards (s, t), as float32. Streams have no joints."""
+
+    observations: NDArray[np.float32]
+    actions: NDArray[np.float32]
+    rewards: NDArray[np.float32]
+
+
+def collect(maze: Maze, transitions: int, seed: int = 0, progress: Told | None = None) -> Transitions:
+    """The benchmark's noisy collector: walk to a random cell, then to the next, for ever, with noise on each action.
+
+    As there, the observation is not refreshed when the target changes, so that one stands twice (`mend` undoes it).
+    """
+    rng = np.random.default_rng(seed)
+    number = min(STREAMS, transitions)
+    length = -(-transitions // number)
+
+    def anywhere(n: int) -> Array:
+        return maze.cells[rng.integers(len(maze.cells), size=n)] + rng.uniform(-JITTER, JITTER, (n, 2))
+
+    position, velocity, target = anywhere(number), 0.1 * rng.standard_normal((number, 2)), anywhere(number)
+    seen = np.concatenate([position, velocity], axis=1)
+    controller = Controller(maze, number, lambda n: rng.uniform(size=(n, 2)))
+    observations = np.empty((number, length, 4), dtype=np.float32)
+    actions = np.empty((number, length, 2), dtype=np.float32)
+    for t in range(length):
+        action, there = controller.act(seen, target)
+        action = np.clip(action + NOISE * rng.standard_normal((number, 2)), -1, 1)
+        observations[:, t], actions[:, t] = seen, action
+        position, velocity, _ = step(maze, position, velocity, action)
+        seen = np.where(there[:, None], seen, np.concatenate([position, velocity], axis=1))
+        if there.any():
+            target[there] = anywhere(int(there.sum()))
+        if progress is not None and (t % 200 == 199 or t == length - 1):
+            progress(f"walking through the {maze.name} maze", (t + 1) * number, length * number)
+    return Transitions(observations, actions, rewards(observations[..., :2], maze.goal).astype(np.float32))
+
+
+def cache_folder() -> Path:
+    """Where made data are kept: $DFORCE_CACHE, or dforce in the user's cache folder."""
+    base = os.environ.get("DFORCE_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dforce"
+
+
+def prepare(maze: Maze, transitions: int | None = None, seed: int = 0, progress: Told | None = None) -> Path:
+    """The cache file of a maze's data, made if it is not there. A killed making leaves no file of that name."""
+    from ..pretrained import write_atomically
+
+    size = transitions or TRANSITIONS[maze.name]
+    file = cache_folder() / f"maze2d-{maze.name}-{size}-{seed}.npz"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = collect(maze, size, seed, progress)
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
+                np.savez(out, **made._asdict())
+
+        write_atomically(file, write)
+    return file
+
+
+def read(file: Path) -> Transitions:
+    """Transitions from our cache (.npz), or from the layout of the public data sets (.hdf5): one stream, cut at each timeout."""
+    if not file.exists():
+        raise FileNotFoundError(f"there are no data in {file}; `dforce data maze2d-umaze` makes them, or give an .hdf5 file of the layout")
+    if file.suffix in (".hdf5", ".h5"):
+        return _read_hdf5(file)
+    try:
+        with np.load(file) as arrays:
+            return Transitions(*(arrays[name] for name in Transitions._fields))
+    except (ValueError, OSError, KeyError, EOFError) as error:
+        raise ValueError(f"{file} is damaged or not a cache of ours ({error}); delete it and it is made again") from error
+
+
+def _read_hdf5(file: Path) -> Transitions:
+    """D4RL's layout (observations, actions, rewards, terminals, timeouts) or Minari's (episode_N/observations, ...)."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("reading HDF5 needs h5py: pip install 'diffusion_forcing[planning]'") from error
+    with h5py.File(file) as data:
+        names = [name for name in data if str(name).startswith("episode_")]
+        if names:  # Minari: one more observation than actions in each
+            episodes = [data[name] for name in sorted(names, key=lambda name: int(str(name).split("_")[1]))]
+            parts = [(_plain_observation(e["observations"])[: len(e["actions"])], e["actions"][:], e["rewards"][:]) for e in episodes]
+        else:
+            missing = [name for name in ("observations", "actions", "rewards") if name not in data]
+            if missing:
+                raise ValueError(f"{file} has no {missing[0]!r}; it holds {', '.join(map(str, data))}, where the layout is observations, "
+                                 "actions, rewards, terminals, timeouts")  # fmt: skip
+            whole = [data[name][:] for name in ("observations", "actions", "rewards")]
+            # A terminal of these data says that a target was reached; the ball walks on. Only a timeout cuts the stream.
+            ends = data["timeouts"][:].astype(bool) if "timeouts" in data else np.zeros(len(whole[0]), dtype=bool)
+            cuts = [0, *(np.flatnonzero(ends) + 1).tolist(), len(ends)]
+            parts = [tuple(array[a:b] for array in whole) for a, b in itertools.pairwise(cuts) if b > a]
+    widths = {(part[0].shape[1], part[1].shape[1]) for part in parts}
+    if widths != {(4, 2)}:
+        raise ValueError(f"{file} should hold observations of 4 numbers and actions of 2; got {sorted(widths)}")
+    longest = max(len(part[0]) for part in parts)
+    padded = [np.stack([_pad(part[i], longest) for part in parts]) for i in range(3)]
+    return Transitions(*(array.astype(np.float32) for array in padded))
+
+
+def _plain_observation(group: Any) -> NDArray[np.float64]:
+    """Minari's point mazes keep observation, achieved and desired goal side by side; ours is the observation."""
+    inner = group["observation"] if hasattr(group, "keys") else group
+    return inner[:]
+
+
+def _pad(array: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+    """NaN after the end: windows that would reach it are not drawn."""
+    return np.concatenate([array, np.full((length - len(array), *array.shape[1:]), np.nan)])
+
+
+def mend(observations: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Observations (s, t, 4) in which one that stands twice has been replaced by the middle of its neighbours.
+
+    The collector does not look again when its target changes; the ball has moved on all the same. The middle is right to about a
+    millimetre, where a ball that stands still for a step would teach dynamics that do not exist.
+    """
+    mended = observations.copy()
+    twice = (observations[:, 1:-1] == observations[:, :-2]).all(-1)
+    s, t = np.nonzero(twice)
+    mended[s, t + 1] = (observations[s, t] + observations[s, t + 2]) / 2
+    return mended
+
+
+def frames_of(data: Transitions, reward: bool = False) -> tuple[Tensor, Tensor]:
+    """Frames (s, t-1, 6 or 7) [action, (reward,) next observation], and the observation before each (s, t-1, 4)."""
+    observations = mend(data.observations)
+    parts = [data.actions[:, :-1], observations[:, 1:]]
+    if reward:
+        parts.insert(1, data.rewards[:, 1:, None])
+    return torch.from_numpy(np.concatenate(parts, axis=-1)), torch.from_numpy(observations[:, :-1])
+
+
+def present_frames(observation: Tensor, frames: int, reward: bool = False, earned: Tensor | None = None) -> Tensor:
+    """(..., frames, 6 or 7): a ball that arrives at observation (..., 4) having coasted at its velocity for `frames` steps."""
+    position, velocity = observation[..., None, :2], observation[..., None, 2:]
+    back = torch.arange(frames - 1, -1, -1, dtype=observation.dtype, device=observation.device)[:, None] * DT
+    shape = (*observation.shape[:-1], frames, 2)
+    parts = [(velocity / GEAR).expand(shape), position - back * velocity, velocity.expand(shape)]
+    if reward:
+        value = torch.zeros(observation.shape[:-1], dtype=observation.dtype, device=observation.device) if earned is None else earned
+        parts.insert(1, value[..., None, None].expand(*observation.shape[:-1], frames, 1))
+    return torch.cat(parts, dim=-1)
+
+
+class FrameWindows:
+    """Windows of `length` tokens that start at any frame of any stream: a present token, then length-1 tokens of `stack` frames.
+
+    Tokens are made by the codec when read, since every frame can be the first of a window.
+    """
+
+    cond_width = 0
+
+    def __init__(self, frames: Tensor, before: Tensor, length: int, stack: int, codec: nn.Module, event: tuple[int, ...]) -> None:
+        if length < 2:
+            raise ValueError(f"a window holds the present and at least one token to come; got {length} tokens")
+        real = torch.isfinite(frames).all(-1).sum(1)  # streams are filled up with NaN at their ends
+        room = real - (length - 1) * stack + 1
+        if not (room > 0).any():
+            raise ValueError(
+                f"no stream is as long as a window: {(length - 1) * stack} frames are asked for, the longest has {int(real.max())}"
+            )
+        self.length, self.stack, self.codec, self.event = length, stack, codec, event
+        self.reward = frames.shape[-1] == 7
+        self._frames, self._before = frames, before
+        self._room = room.clamp(min=0)
+        self._ends = self._room.cumsum(0)
+
+    def __len__(self) -> int:
+        """First frames that a window can have."""
+        return int(self._ends[-1])
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        """(size, 2): stream and first frame, each possible window equally often."""
+        return self._place(torch.randint(0, len(self), (size,), generator=generator))
+
+    def all(self) -> Tensor:
+        """(n, 2): windows that follow one another, for validation."""
+        return self._place(torch.arange(0, len(self), (self.length - 1) * self.stack))
+
+    def raw(self, windows: Tensor) -> Tensor:
+        """Frames (n, length * stack, 6 or 7) in the data's own units, the present first."""
+        stream, first = windows.unbind(1)
+        index = first[:, None] + torch.arange((self.length - 1) * self.stack)
+        frames = self._frames[stream[:, None], index]
+        return torch.cat([present_frames(self._before[stream, first], self.stack, self.reward), frames], dim=1)
+
+    def read(self, windows: Tensor) -> Batch:
+        x = self.codec.encode(self.raw(windows))  # type: ignore[operator]
+        return Batch(x, x.new_zeros(*x.shape[:2], 0), torch.ones(x.shape[:2], dtype=torch.bool))
+
+    def _place(self, which: Tensor) -> Tensor:
+        stream = torch.searchsorted(self._ends, which, right=True)
+        return torch.stack([stream, which - (self._ends[stream] - self._room[stream])], dim=1)

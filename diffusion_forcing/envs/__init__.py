@@ -1,0 +1,1 @@
+"""What we simulate. `maze2d` needs NumPy only; `gym` offers it to Gymnasium."""

@@ -1,0 +1,216 @@
+"""Maze2D: a ball of 4.2 kg that a force of up to 100 N pushes through a maze, after the public D4RL benchmark.
+
+NumPy only, any number of balls at once. A step is the closed form of what the benchmark's simulator computes for one ball among
+boxes, so the benchmark's reference scores come out exactly (tests/test_maze2d.py).
+
+Coordinates are the benchmark's: a position is (row, column), but the ball's body stands 0.2 off the grid, so that the centre of cell
+c is at c - 0.2 and its walls stand at c - 0.7 and c + 0.3. Draw walls with that shift (`Maze.boxes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]  # of floats
+Bools = NDArray[Any]
+
+RADIUS = 0.1
+MASS = 4 / 3 * np.pi * RADIUS**3 * 1000
+DAMPING, GEAR, DT = 1.0, 100.0, 0.01
+MAX_SPEED = 5.0
+"""Of each component, before a step: what a step then adds may be seen in an observation."""
+GOAL_RADIUS = 0.5
+JITTER = 0.1
+"""Starts and drawn goals lie within this of the whole coordinates of a free cell."""
+OFFSET = 0.2
+_MARGIN = 0.002
+_STIFFNESS, _BRAKE = 1 / (0.95 * 0.02) ** 2, 2 / (0.95 * 0.02)
+_AROUND = np.array([(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
+
+
+@dataclass(frozen=True)
+class Maze:
+    """A layout (# wall, O free, G the fixed goal), the length of an episode, and the returns behind normalised scores."""
+
+    name: str
+    layout: tuple[str, ...]
+    steps: int
+    random_return: float
+    reference_return: float
+
+    @cached_property
+    def walls(self) -> Bools:
+        return np.array([[tile == "#" for tile in row] for row in self.layout])
+
+    @cached_property
+    def goal(self) -> Array:
+        """The fixed goal (2,), whole coordinates."""
+        return np.argwhere([[tile == "G" for tile in row] for row in self.layout])[0].astype(float)
+
+    @cached_property
+    def cells(self) -> NDArray[np.int64]:
+        """Free cells (n, 2) sorted, the goal's last: the order in which the benchmark draws them."""
+        free = np.argwhere([[tile == "O" for tile in row] for row in self.layout])
+        return np.concatenate([free, self.goal[None].astype(np.int64)])
+
+    @property
+    def boxes(self) -> Array:
+        """Walls as (n, 4): least row, least column, and their extents, in the frame of positions."""
+        corners = np.argwhere(self.walls) - 0.5 - OFFSET
+        return np.concatenate([corners, np.ones_like(corners)], axis=1)
+
+    def normalised(self, returns: Any) -> Any:
+        """0 is the benchmark's random policy, 100 its reference controller (which gets stuck: a sound one scores well above)."""
+        return 100 * (returns - self.random_return) / (self.reference_return - self.random_return)
+
+    def inside(self, points: Array) -> Bools:
+        """Whether points (..., 2) lie where the ball's centre can be: on a free cell, up to the depth a wall yields."""
+        cell = np.floor(points + 0.5 + OFFSET).astype(np.int64)
+        known = ((cell >= 0) & (cell < self.walls.shape)).all(-1)
+        cell = np.clip(cell, 0, np.array(self.walls.shape) - 1)
+        return known & ~self.walls[cell[..., 0], cell[..., 1]]
+
+
+MAZES = {
+    "umaze": Maze("umaze", ("#####", "#GOO#", "###O#", "#OOO#", "#####"), 300, 23.85, 161.86),
+    "medium": Maze(
+        "medium",
+        ("########", "#OO##OO#", "#OO#OOO#", "##OOO###", "#OO#OOO#", "#O#OO#O#", "#OOO#OG#", "########"),
+        600, 13.13, 277.39,
+    ),
+    "large": Maze(
+        "large",
+        ("############", "#OOOO#OOOOO#", "#O##O#O#O#O#", "#OOOOOO#OOO#", "#O####O###O#", "#OO#O#OOOOO#", "##O#O#O#O###",
+         "#OO#OOO#OGO#", "############"),
+        800, 6.7, 273.99,
+    ),
+}  # fmt: skip
+
+
+class Moved(NamedTuple):
+    """State (n, 2) each after a step, and who touched a wall during it (n,)."""
+
+    position: Array
+    velocity: Array
+    touched: Bools
+
+
+def step(maze: Maze, position: Array, velocity: Array, action: Array) -> Moved:
+    """One step of n balls: position, velocity and action (n, 2); actions are clipped to [-1, 1]."""
+    velocity = np.clip(velocity, -MAX_SPEED, MAX_SPEED)
+    force = GEAR * np.clip(action, -1, 1) - DAMPING * velocity
+    normal, gap, touching = _contacts(maze.walls, position)
+    acceleration = force / MASS
+    touched: Bools = np.any(touching, axis=1)
+    if touched.any():
+        acceleration[touched] = _pushed(force[touched], velocity[touched], normal[touched], gap[touched], touching[touched])
+    velocity = velocity + DT * MASS * acceleration / (MASS + DT * DAMPING)
+    return Moved(position + DT * velocity, velocity, touched)
+
+
+def _contacts(walls: Bools, position: Array) -> tuple[Array, Array, Bools]:
+    """The nine boxes around each ball: direction away from each (n, 9, 2), gap (n, 9), and whether it is a wall that touches."""
+    cell = np.floor(position + OFFSET + 0.5).astype(np.int64)[:, None] + _AROUND
+    known = np.clip(cell, 0, np.array(walls.shape) - 1)
+    away = (position[:, None] + (1 + OFFSET)) - (cell + 1.0)  # in this order the rounding is the benchmark's
+    away = away - np.clip(away, -0.5, 0.5)
+    distance = np.sqrt((away**2).sum(-1))
+    gap = distance - RADIUS
+    touching = walls[known[..., 0], known[..., 1]] & (gap < _MARGIN)
+    return away / np.where(distance > 0, distance, 1)[..., None], gap, touching
+
+
+def _pushed(force: Array, velocity: Array, normal: Array, gap: Array, touching: Bools) -> Array:
+    """Accelerations (n, 2) under soft contacts: argmin 1/2 m |a - F/m|^2 + sum 1/2 D min(0, n.a - a_ref)^2, by active sets."""
+    depth = gap - _MARGIN
+    share = np.abs(depth) / 0.001
+    curve = np.where(share <= 0.5, 2 * share**2, 1 - 2 * (1 - share) ** 2)
+    impedance = np.where(share >= 1, 0.95, 0.9 + 0.05 * curve)
+    weight = impedance / ((1 - impedance) * 2 / (3 * MASS))
+    wanted = -_BRAKE * (normal * velocity[:, None]).sum(-1) - _STIFFNESS * impedance * depth
+    active = touching
+    for _ in range(20):
+        d = weight * active
+        matrix = MASS * np.eye(2) + np.einsum("nc,nci,ncj->nij", d, normal, normal)
+        right = force + np.einsum("nc,nc,nci->ni", d, wanted, normal)
+        acceleration = np.linalg.solve(matrix, right[..., None])[..., 0]
+        pushed = touching & ((normal * acceleration[:, None]).sum(-1) < wanted)
+        if (pushed == active).all():
+            break
+        active = pushed
+    return acceleration
+
+
+class Balls:
+    """n balls in one maze, each with its goal: what an episode needs, without Gymnasium.
+
+    multi: a goal is drawn for each ball at each reset (Multi2D); otherwise it is the maze's own.
+    """
+
+    def __init__(self, maze: Maze | str, number: int = 1, *, multi: bool = False, seed: int | None = 0) -> None:
+        self.maze = by_name(maze) if isinstance(maze, str) else maze
+        self.number, self.multi = number, multi
+        self.rng = np.random.default_rng(seed)
+        self.position, self.velocity = np.zeros((number, 2)), np.zeros((number, 2))
+        self.goal = np.tile(self.maze.goal, (number, 1))
+        self.time = 0
+        self.reset()
+
+    @property
+    def observation(self) -> Array:
+        """(n, 4): position and velocity."""
+        return np.concatenate([self.position, self.velocity], axis=1)
+
+    def reset(self, who: Any = slice(None)) -> Array:
+        """Put balls back at a random start; returns observations (n, 4). who: which of them, all if not said."""
+        number = len(self.position[who])
+        self.position[who] = self._anywhere(number)
+        self.velocity[who] = 0.1 * self.rng.standard_normal((number, 2))
+        if self.multi:
+            self.goal[who] = self._anywhere(number)
+        self.time = 0
+        return self.observation
+
+    def step(self, action: Array) -> tuple[Array, Array, Bools]:
+        """Observations (n, 4), rewards (n,) and who touched a wall (n,), after actions (n, 2)."""
+        self.position, self.velocity, touched = step(self.maze, self.position, self.velocity, action)
+        self.time += 1
+        return self.observation, rewards(self.position, self.goal), touched
+
+    def _anywhere(self, number: int) -> Array:
+        cells = self.maze.cells[self.rng.integers(len(self.maze.cells), size=number)]
+        return cells + self.rng.uniform(-JITTER, JITTER, (number, 2))
+
+
+def rewards(position: Array, goal: Array) -> Array:
+    """1 within 0.5 of the goal, else 0."""
+    return (np.linalg.norm(position - goal, axis=-1) <= GOAL_RADIUS).astype(float)
+
+
+def by_name(name: str) -> Maze:
+    if name not in MAZES:
+        raise ValueError(f"there is no maze {name!r}; choose from {', '.join(MAZES)}")
+    return MAZES[name]
+
+
+def check_inside(maze: Maze, points: Any, what: str) -> Array:
+    """points (n, 2) as floats, or an error naming the first that lies in a wall or outside of the maze."""
+    points = np.asarray(points, dtype=float)
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ValueError(f"{what} should be (n, 2): row and column of each; got shape {points.shape}")
+    if not np.isfinite(points).all():
+        raise ValueError(f"{what} {int(np.argwhere(~np.isfinite(points))[0][0])} holds NaN or infinite numbers: {points.tolist()[0]}")
+    bad = np.flatnonzero(~maze.inside(points))
+    if len(bad):
+        where = ", ".join(f"{value:.2f}" for value in points[bad[0]])
+        nearest = maze.cells[np.abs(maze.cells - OFFSET - points[bad[0]]).sum(1).argmin()]
+        raise ValueError(
+            f"{what} {bad[0]} at ({where}) lies in a wall or outside of the {maze.name} maze; the nearest free cell is "
+            f"{tuple(nearest.tolist())}"
+        )
+    return points
