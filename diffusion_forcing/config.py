@@ -77,8 +77,6 @@ class ModelConfig:
     """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
     frame_stack: int = 1
     """Of fused_snr: frames in a token."""
-    emphasis: float = 0.0
-    """Where the codec knows the variance of a token's numbers: each counts in the loss by its variance to this power."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
@@ -97,7 +95,6 @@ class ModelConfig:
         variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         return DiffusionForcing(
             backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec, variance=variance,
-            emphasis=self.emphasis,
         )  # fmt: skip
 
 

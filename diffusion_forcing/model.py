@@ -24,8 +24,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
     (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
-    the same for all. What the network outputs and reads stays of size 1 at every level. emphasis: a number's error counts in the
-    loss by its variance to this power, so that many small numbers, mere noise perhaps, do not drown out a few large ones.
+    the same for all. What the network outputs and reads stays of size 1 at every level.
     """
 
     variance: Tensor | None
@@ -33,7 +32,6 @@ class DiffusionForcing(Pretrained, nn.Module):
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
-        emphasis: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -54,7 +52,6 @@ class DiffusionForcing(Pretrained, nn.Module):
         self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
         self.clip = clip
         self.codec = codec
-        self.emphasis = emphasis
 
     @property
     def causal(self) -> bool:
@@ -80,9 +77,6 @@ class DiffusionForcing(Pretrained, nn.Module):
         if self.variance is not None:
             clean = x / self.variance.sqrt()
         error = (out - target(self.parameterization, clean, noise, alpha, sigma)) ** 2
-        if self.variance is not None and self.emphasis:
-            counts = self.variance**self.emphasis
-            error = error * (counts / counts.mean())
         return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:

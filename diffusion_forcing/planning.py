@@ -112,6 +112,8 @@ class PlanOptions:
     """The same for the shortest plan. In between it follows a power of the plan's length."""
     guided: tuple[float, float] = (0.3, 1.0)
     """Levels at which guidance acts, as shares of K."""
+    near_guided: tuple[float, float] = (0.0, 1.0)
+    """The same for plans of the shortest length."""
     form: Literal["eps", "step"] = "eps"
     """Where guidance acts: see `guidance.guide`."""
     draws: int = 1
@@ -149,8 +151,9 @@ class PlanOptions:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
         if self.memory < 0 or self.margin < 0:
             raise ValueError(f"memory and margin count tokens from 0; got {self.memory}, {self.margin}")
-        if not 0 <= self.guided[0] <= self.guided[1] <= 1:
-            raise ValueError(f"guided is a range of shares of K, 0 <= low <= high <= 1; got {self.guided}")
+        for low, high in (self.guided, self.near_guided):
+            if not 0 <= low <= high <= 1:
+                raise ValueError(f"guided and near_guided are ranges of shares of K, 0 <= low <= high <= 1; got {(low, high)}")
         if not 0 <= self.warm < 1 or not 0 <= self.near_warm < 1:
             raise ValueError(f"warm and near_warm are shares of K below 1; got {self.warm}, {self.near_warm}")
 
@@ -359,7 +362,7 @@ class PlanningAgent:
         denoise: Any = self.model.denoiser()
         scale = self._scale(length)
         if scale:
-            low, high = (round(share * schedule.levels) for share in options.guided)
+            low, high = (round(share * schedule.levels) for share in (options.near_guided if near else options.guided))
             denoise = guide(
                 denoise, schedule, judge, scale, draws=options.draws, form=options.form, levels=(low, high), futures=options.futures,
                 generator=self.generator,

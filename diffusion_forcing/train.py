@@ -140,7 +140,7 @@ def _step(
     generator = seeded(config.seed, step)
     windows = data.draw(config.batch, generator)
     drawn = draw(windows, data, config, generator, _schedule_levels(module))
-    mine = range(config.batch)[here.slice(config.batch)]
+    mine = range(len(windows))[here.slice(len(windows))]
     share = len(mine) // config.accumulate
     if share * config.accumulate != len(mine):
         raise ValueError(f"accumulate={config.accumulate} must divide each process's {len(mine)} sequences")
@@ -151,7 +151,7 @@ def _step(
         with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
             losses = module(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
         # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
-        loss = losses.sum() / (config.batch * data.length) * here.size
+        loss = losses.sum() / (len(windows) * data.length_of(windows)) * here.size
         scaler.scale(loss).backward()
         total += torch.stack([losses.detach().sum(), batch.mask.sum()]).double().cpu()
     for optimizer in optimizers:
@@ -171,8 +171,9 @@ def _step(
 def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int) -> list[Tensor | None]:
     """Noise, levels, levels of the past and kept conditions for a whole batch of windows."""
     size = len(windows)
-    k, past = levels.by_name(config.draw)((size, data.length), top, generator)
-    noise = torch.randn(size, data.length, *data.event, generator=generator)
+    length = data.length_of(windows)
+    k, past = levels.by_name(config.draw)((size, length), top, generator)
+    noise = torch.randn(size, length, *data.event, generator=generator)
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:
         k[torch.rand(size, generator=generator) < config.given, 0] = 0

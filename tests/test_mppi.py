@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffusion_forcing.baselines.mppi import MPPI, MPPIPolicy
+from diffusion_forcing.baselines.mppi import MPPI
 from diffusion_forcing.envs.maze2d import MAZES, Balls, rewards, step
 
 UMAZE = MAZES["umaze"]
@@ -69,28 +69,28 @@ def test_balls_do_not_look_at_one_another():
     """The plan of a ball depends on its own state: another ball's state changes nothing of it."""
     balls = Balls("medium", 2, seed=6)
     one = MPPI(balls.maze, 2).act(balls.observation, balls.goal)
-    balls.reset(np.array([False, True]))
+    balls.position[1] = Balls("medium", 1, seed=7).position[0]
     two = MPPI(balls.maze, 2).act(balls.observation, balls.goal)
     np.testing.assert_array_equal(one[0], two[0])
     assert (one[1] != two[1]).any()
 
 
-def test_a_policy_begins_each_episode_without_a_plan():
-    balls, policy = Balls("umaze", 3, seed=7), MPPIPolicy(UMAZE, seed=8)
+def test_a_reset_begins_without_plans_for_any_number_of_balls():
+    balls, policy = Balls("umaze", 3, seed=7), MPPI(UMAZE, seed=8)
     policy.reset(3)
     np.testing.assert_array_equal(policy.act(balls.observation, balls.goal), MPPI(UMAZE, 3, seed=8).act(balls.observation, balls.goal))
-    assert policy.controller.plan.any()
+    assert policy.plan.any()
     policy.reset(2)
-    assert policy.controller.plan.shape[0] == 2
-    assert not policy.controller.plan.any()
+    assert policy.plan.shape[0] == 2
+    assert not policy.plan.any()
 
 
 def test_wrong_arguments_are_refused():
-    for name in ("horizon", "samples", "hold"):
+    for name in ("number", "horizon", "samples", "hold"):
         with pytest.raises(ValueError, match=f"{name} should be at least 1; got 0"):
-            MPPI(UMAZE, 1, **{name: 0})
+            MPPI(UMAZE, **{name: 0})
     for name in ("noise", "temperature"):
         with pytest.raises(ValueError, match=f"{name} should be positive; got -1"):
-            MPPI(UMAZE, 1, **{name: -1})
+            MPPI(UMAZE, **{name: -1})
     with pytest.raises(ValueError, match=r"steers 2 balls.*got \(1, 4\) and \(1, 2\)"):
         MPPI(UMAZE, 2).act(np.zeros((1, 4)), np.zeros((1, 2)))

@@ -19,18 +19,25 @@ class MPPI:
     the horizon): small follows the best variation, large the mean of all.
     """
 
-    def __init__(self, maze: Maze, number: int, *, horizon: int = 40, samples: int = 32, noise: float = 0.7, hold: int = 5,
-                 temperature: float = 0.5, seed: int | np.random.Generator | None = 0) -> None:  # fmt: skip
-        for name, value in (("number", number), ("horizon", horizon), ("samples", samples), ("hold", hold)):
+    def __init__(self, maze: Maze, number: int = 1, *, horizon: int = 40, samples: int = 32, noise: float = 0.7, hold: int = 5,
+                 temperature: float = 0.5, seed: int | None = 0) -> None:  # fmt: skip
+        for name, value in (("horizon", horizon), ("samples", samples), ("hold", hold)):
             if value < 1:
                 raise ValueError(f"{name} should be at least 1; got {value}")
         for name, scale in (("noise", noise), ("temperature", temperature)):
             if not scale > 0:
                 raise ValueError(f"{name} should be positive; got {scale}")
-        self.maze, self.number, self.horizon, self.samples = maze, number, horizon, samples
+        self.maze, self.horizon, self.samples = maze, horizon, samples
         self.noise, self.hold, self.temperature = noise, hold, temperature
         self.rng = np.random.default_rng(seed)
-        self.plan = np.zeros((number, horizon, 2))
+        self.reset(number)
+
+    def reset(self, number: int) -> None:
+        """Begin episodes of `number` balls, without plans."""
+        if number < 1:
+            raise ValueError(f"number should be at least 1; got {number}")
+        self.number = number
+        self.plan = np.zeros((number, self.horizon, 2))
 
     def act(self, observation: Array, goal: Array) -> Array:
         """Actions (n, 2) for observations (n, 4) and goals (n, 2)."""
@@ -63,17 +70,3 @@ class MPPI:
             position, velocity, _ = step(self.maze, position, velocity, actions[:, :, t].reshape(-1, 2))
             cost += np.linalg.norm(position - target, axis=1)
         return cost.reshape(self.number, self.samples)
-
-
-class MPPIPolicy:
-    """MPPI as a policy: no plan is carried on from one episode to the next."""
-
-    def __init__(self, maze: Maze, seed: int = 0) -> None:
-        self.maze, self.rng = maze, np.random.default_rng(seed)
-        self.reset(1)
-
-    def reset(self, number: int) -> None:
-        self.controller = MPPI(self.maze, number, seed=self.rng)
-
-    def act(self, observation: Array, goal: Array) -> Array:
-        return self.controller.act(observation, goal)

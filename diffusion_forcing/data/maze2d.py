@@ -181,12 +181,15 @@ def present_frames(observation: Tensor, frames: int, reward: bool = False, earne
 class FrameWindows:
     """Windows of `length` tokens that start at any frame of any stream: a present token, then length-1 tokens of `stack` frames.
 
-    Tokens are made by the codec when read, since every frame can be the first of a window.
+    Tokens are made by the codec when read, since every frame can be the first of a window. short: share of the batches whose windows
+    are cut into pieces of one random length each, every piece with a present of its own: so that short plans are learned too.
     """
 
     cond_width = 0
 
-    def __init__(self, frames: Tensor, before: Tensor, length: int, stack: int, codec: nn.Module, event: tuple[int, ...]) -> None:
+    def __init__(
+        self, frames: Tensor, before: Tensor, length: int, stack: int, codec: nn.Module, event: tuple[int, ...], short: float = 0.0
+    ) -> None:
         if length < 2:
             raise ValueError(f"a window holds the present and at least one token to come; got {length} tokens")
         real = torch.isfinite(frames).all(-1).sum(1)  # streams are filled up with NaN at their ends
@@ -195,7 +198,7 @@ class FrameWindows:
             raise ValueError(
                 f"no stream is as long as a window: {(length - 1) * stack} frames are asked for, the longest has {int(real.max())}"
             )
-        self.length, self.stack, self.codec, self.event = length, stack, codec, event
+        self.length, self.stack, self.codec, self.event, self.short = length, stack, codec, event, short
         self.reward = frames.shape[-1] == 7
         self._frames, self._before = frames, before
         self._room = room.clamp(min=0)
@@ -206,17 +209,29 @@ class FrameWindows:
         return int(self._ends[-1])
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        """(size, 2): stream and first frame, each possible window equally often."""
-        return self._place(torch.randint(0, len(self), (size,), generator=generator))
+        """(n, 3): stream, first frame and tokens to come; each first frame of a whole window equally often."""
+        windows = self._place(torch.randint(0, len(self), (size,), generator=generator))
+        if not self.short:
+            return windows
+        chance, share = torch.rand(2, generator=generator).tolist()
+        tokens = int((self.length - 1) ** share) if chance < self.short else self.length - 1  # log-uniform: 1 .. length-1
+        pieces = (self.length - 1) // tokens
+        stream, first, _ = windows.repeat_interleave(pieces, dim=0).unbind(1)
+        first = first + torch.arange(pieces).repeat(size) * tokens * self.stack
+        return torch.stack([stream, first, torch.full_like(first, tokens)], dim=1)
 
     def all(self) -> Tensor:
-        """(n, 2): windows that follow one another, for validation."""
+        """(n, 3): whole windows that follow one another, for validation."""
         return self._place(torch.arange(0, len(self), (self.length - 1) * self.stack))
 
+    def length_of(self, windows: Tensor) -> int:
+        """Tokens of these windows, the present included."""
+        return int(windows[0, 2]) + 1
+
     def raw(self, windows: Tensor) -> Tensor:
-        """Frames (n, length * stack, 6 or 7) in the data's own units, the present first."""
-        stream, first = windows.unbind(1)
-        index = first[:, None] + torch.arange((self.length - 1) * self.stack)
+        """Frames (n, tokens * stack, 6 or 7) in the data's own units, the present first."""
+        stream, first, tokens = windows.unbind(1)
+        index = first[:, None] + torch.arange(int(tokens[0]) * self.stack)
         frames = self._frames[stream[:, None], index]
         return torch.cat([present_frames(self._before[stream, first], self.stack, self.reward), frames], dim=1)
 
@@ -226,4 +241,5 @@ class FrameWindows:
 
     def _place(self, which: Tensor) -> Tensor:
         stream = torch.searchsorted(self._ends, which, right=True)
-        return torch.stack([stream, which - (self._ends[stream] - self._room[stream])], dim=1)
+        first = which - (self._ends[stream] - self._room[stream])
+        return torch.stack([stream, first, torch.full_like(first, self.length - 1)], dim=1)

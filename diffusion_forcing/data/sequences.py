@@ -83,6 +83,10 @@ class Windows:
         room = torch.where(anywhere, sizes, (sizes - self.length + 1).clamp(min=1))
         return torch.stack([which, (chance * room).long()], dim=1)
 
+    def length_of(self, windows: Tensor) -> int:
+        """Tokens of these windows."""
+        return self.length
+
     def read(self, windows: Tensor) -> Batch:
         """The windows (n, 2) as a batch, padded with zeros and masked where a sequence ends early."""
         which, first = windows.unbind(1)

@@ -70,7 +70,7 @@ class Maze:
 
     def inside(self, points: Array) -> Bools:
         """Whether points (..., 2) lie where the ball's centre can be: on a free cell, up to the depth a wall yields."""
-        cell = np.floor(points + 0.5 + OFFSET).astype(np.int64)
+        cell = np.floor(np.clip(points, -9, 99) + 0.5 + OFFSET).astype(np.int64)
         known = ((cell >= 0) & (cell < self.walls.shape)).all(-1)
         cell = np.clip(cell, 0, np.array(self.walls.shape) - 1)
         return known & ~self.walls[cell[..., 0], cell[..., 1]]
@@ -166,13 +166,12 @@ class Balls:
         """(n, 4): position and velocity."""
         return np.concatenate([self.position, self.velocity], axis=1)
 
-    def reset(self, who: Any = slice(None)) -> Array:
-        """Put balls back at a random start; returns observations (n, 4). who: which of them, all if not said."""
-        number = len(self.position[who])
-        self.position[who] = self._anywhere(number)
-        self.velocity[who] = 0.1 * self.rng.standard_normal((number, 2))
+    def reset(self) -> Array:
+        """Put all balls at random starts, and draw their goals if there are many; returns observations (n, 4)."""
+        self.position = self._anywhere(self.number)
+        self.velocity = 0.1 * self.rng.standard_normal((self.number, 2))
         if self.multi:
-            self.goal[who] = self._anywhere(number)
+            self.goal = self._anywhere(self.number)
         self.time = 0
         return self.observation
 
@@ -199,18 +198,26 @@ def by_name(name: str) -> Maze:
 
 
 def check_inside(maze: Maze, points: Any, what: str) -> Array:
-    """points (n, 2) as floats, or an error naming the first that lies in a wall or outside of the maze."""
+    """points (n, 2) as floats, or an error naming the first that lies in a wall, outside of the maze, or where a ball has no room."""
     points = np.asarray(points, dtype=float)
     if points.ndim != 2 or points.shape[1] != 2:
         raise ValueError(f"{what} should be (n, 2): row and column of each; got shape {points.shape}")
-    if not np.isfinite(points).all():
-        raise ValueError(f"{what} {int(np.argwhere(~np.isfinite(points))[0][0])} holds NaN or infinite numbers: {points.tolist()[0]}")
-    bad = np.flatnonzero(~maze.inside(points))
+    unknown = np.flatnonzero(~np.isfinite(points).all(1))
+    if len(unknown):
+        raise ValueError(f"{what} {unknown[0]} holds NaN or infinite numbers: {points[unknown[0]].tolist()}")
+    bad = np.flatnonzero(~maze.inside(points) | _cramped(maze.walls, points))
     if len(bad):
-        where = ", ".join(f"{value:.2f}" for value in points[bad[0]])
+        where = ", ".join(f"{value:.4g}" for value in points[bad[0]])
         nearest = maze.cells[np.abs(maze.cells - OFFSET - points[bad[0]]).sum(1).argmin()]
         raise ValueError(
             f"{what} {bad[0]} at ({where}) lies in a wall or outside of the {maze.name} maze; the nearest free cell is "
             f"{tuple(nearest.tolist())}"
         )
     return points
+
+
+def _cramped(walls: Bools, points: Array) -> Bools:
+    """Points (n, 2) nearer to a wall than a ball's centre ever gets, even pressed into a corner at full force."""
+    safe = np.clip(points, 0, np.array(walls.shape) - 1)
+    _, gap, touching = _contacts(walls, safe)
+    return np.any(touching & (gap < 0.02 - RADIUS), axis=1)

@@ -28,11 +28,15 @@ class Source(Protocol):
     def cond_width(self) -> int: ...
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        """Random windows (size, 2), cheaply: nothing is read."""
+        """Random windows for a batch of `size`, one a row: where each is, cheaply. A batch of shorter windows may have more of them."""
+        ...
+
+    def length_of(self, windows: Tensor) -> int:
+        """Tokens of these windows, one number for all."""
         ...
 
     def all(self) -> Tensor:
-        """Windows (n, 2) for validation."""
+        """Windows for validation."""
         ...
 
     def read(self, windows: Tensor) -> Batch:

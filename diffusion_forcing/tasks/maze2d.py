@@ -65,6 +65,8 @@ class Maze2D:
     """Frames a token."""
     horizon: int | None = None
     """Frames a window of training looks ahead; None: a whole episode, 300 / 600 / 800."""
+    short: float = 0.5
+    """Share of the training batches that are cut into shorter windows, of one random length each: so that short plans are learned."""
     reward: bool = False
     """Whether tokens hold rewards too."""
     transitions: int | None = None
@@ -107,7 +109,7 @@ class Maze2D:
         assert codec.variance is not None
         event = (len(codec.variance),)
         train, valid = (
-            store.FrameWindows(frames[part], before[part], self.tokens + 1, self.frame_stack, codec, event)
+            store.FrameWindows(frames[part], before[part], self.tokens + 1, self.frame_stack, codec, event, self.short)
             for part in (slice(held, None), slice(0, held or None))
         )
         return TaskData(train, valid, codec)
