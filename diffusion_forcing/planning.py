@@ -100,7 +100,7 @@ def _rows(point: Tensor, plan: Trajectory) -> Tensor:
 class PlanOptions:
     """How an agent plans."""
 
-    steps: int = 20
+    steps: int = 10
     """Denoising steps of a plan."""
     schedule: Literal["full_sequence", "pyramid", "autoregressive"] = "full_sequence"
     """Schedule matrix of a plan."""
@@ -108,12 +108,10 @@ class PlanOptions:
     """Of the pyramid: rows from one token's start to the next one's."""
     scale: float = 0.07
     """Strength of guidance per metre and frame, for a plan of a whole episode."""
-    near_scale: float = 3.5
+    near_scale: float = 4.0
     """The same for the shortest plan. In between it follows a power of the plan's length."""
     guided: tuple[float, float] = (0.3, 1.0)
     """Levels at which guidance acts, as shares of K."""
-    near_guided: tuple[float, float] = (0.0, 1.0)
-    """The same for plans of the shortest length."""
     form: Literal["eps", "step"] = "eps"
     """Where guidance acts: see `guidance.guide`."""
     draws: int = 1
@@ -128,34 +126,25 @@ class PlanOptions:
     """The same for a plan of the shortest length."""
     lookahead: int | None = None
     """Tokens to plan ahead: 1 is a policy. None: as far as it takes to arrive by the last plan, at most to the episode's end."""
-    shortest: int = 8
+    shortest: int = 4
     """Tokens of the shortest plan, where lookahead is None."""
-    margin: int = 4
+    margin: int = 3
     """Tokens planned beyond the arrival, where lookahead is None."""
     memory: int = 0
     """Tokens of the past that a plan is conditioned on, besides the present."""
-    warm: float = 0.0
-    """Start from the last plan, noised to this share of K, instead of from noise; 0: never."""
-    near_warm: float = 0.3
-    """The same for plans of the shortest length."""
-    near_steps: int = 6
-    """Denoising steps of a plan of the shortest length."""
     eta: float = 0.0
     """Fresh noise while denoising: 0 none (DDIM), 1 as in training (DDPM)."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "near_steps", "draws", "candidates", "replan", "near_replan", "shortest"):
+        for name in ("steps", "draws", "candidates", "replan", "near_replan", "shortest"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} counts from 1; got {getattr(self, name)}")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
         if self.memory < 0 or self.margin < 0:
             raise ValueError(f"memory and margin count tokens from 0; got {self.memory}, {self.margin}")
-        for low, high in (self.guided, self.near_guided):
-            if not 0 <= low <= high <= 1:
-                raise ValueError(f"guided and near_guided are ranges of shares of K, 0 <= low <= high <= 1; got {(low, high)}")
-        if not 0 <= self.warm < 1 or not 0 <= self.near_warm < 1:
-            raise ValueError(f"warm and near_warm are shares of K below 1; got {self.warm}, {self.near_warm}")
+        if not 0 <= self.guided[0] <= self.guided[1] <= 1:
+            raise ValueError(f"guided is a range of shares of K, 0 <= low <= high <= 1; got {self.guided}")
 
 
 @dataclass
@@ -250,7 +239,7 @@ class PlanningAgent:
         """Plans from observations (n, 4), nothing executed: for looking at. horizon: tokens, a whole episode if not said."""
         seen, wanted = self._check(observation, goal, reward)
         length = horizon or self.options.lookahead or self.steps // self.stack
-        frames = self._make(np.arange(self.number), seen, wanted, reward, length, None)
+        frames = self._make(np.arange(self.number), seen, wanted, reward, length)
         return self._trajectory(frames)
 
     def _planned(self) -> NDArray[np.int64]:
@@ -280,7 +269,7 @@ class PlanningAgent:
         wanted = np.minimum(self.horizon[who], max(1, left))
         for length in np.unique(wanted):
             group = who[wanted == length]
-            frames = self._make(group, seen, goal, reward, int(length), self._last_plan(group, int(length)))
+            frames = self._make(group, seen, goal, reward, int(length))
             if frames.shape[1] > self.plan.shape[1]:
                 more = np.full((self.number, frames.shape[1] - self.plan.shape[1], 6), np.nan, dtype=np.float32)
                 self.plan = np.concatenate([self.plan, more], axis=1)
@@ -300,28 +289,17 @@ class PlanningAgent:
         lengths = _lengths(self.options.shortest, self.steps // self.stack)
         return lengths[np.minimum(np.searchsorted(lengths, wanted), len(lengths) - 1)]
 
-    def _last_plan(self, who: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
-        """What is left of the last plans, cut or coasting on to `length` tokens; None where there is none or it is not wanted."""
-        near = length <= self.options.shortest and self.options.lookahead is None
-        if (self.options.near_warm if near else self.options.warm) == 0 or self.plan.shape[1] == 0 or self.interval[who].min() == 0:
-            return None
-        index = self.age[who][:, None] + np.arange(length * self.stack)
-        index = np.minimum(index, self._planned()[who][:, None] - 1)
-        return np.take_along_axis(self.plan[who], index[..., None], axis=1)
-
-    def _make(
-        self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None, length: int, last: NDArray[np.float32] | None
-    ) -> NDArray[np.float32]:
+    def _make(self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None, length: int) -> NDArray[np.float32]:
         """Plans (len(who), length*stack, 6) that are sound, whatever it takes."""
         began = time.perf_counter()
-        frames = self._sample(who, seen, goal, reward, length, last)
+        frames = self._sample(who, seen, goal, reward, length)
         for _ in range(2):
             bad = self._unsound(frames)
             if not bad.any():
                 break
             self.counts.bad += int(bad.sum())
             again = np.flatnonzero(bad) if reward is None else np.arange(len(who))
-            frames[again] = self._sample(who[again], seen, goal, reward, length, None)
+            frames[again] = self._sample(who[again], seen, goal, reward, length)
         bad = self._unsound(frames)
         if bad.any():
             self.counts.bad += int(bad.sum())
@@ -338,23 +316,15 @@ class PlanningAgent:
         sound: Any = np.isfinite(frames).all((1, 2)) & inside.all((1, 2))
         return ~sound
 
-    def _sample(
-        self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None, length: int, last: NDArray[np.float32] | None
-    ) -> NDArray[np.float32]:
+    def _sample(self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None, length: int) -> NDArray[np.float32]:
         """One guided sample of plans for some balls."""
         options, schedule = self.options, self.model.schedule
         context = self._context(who, seen)
         copies = options.candidates
         context = context.repeat_interleave(copies, dim=0)
-        near = length <= options.shortest and options.lookahead is None and goal is not None
-        steps = min(options.near_steps if near else options.steps, schedule.levels)
-        warm = (options.near_warm if near else options.warm) if last is not None else 0.0
-        matrix = self._matrix(length, steps, round(warm * schedule.levels))
+        matrix = self._matrix(length)
         given = context.shape[1]
         noise = torch.randn(len(context), length, context.shape[-1], generator=self.generator)
-        if warm:
-            known = self.codec.encode(torch.from_numpy(np.ascontiguousarray(last))).repeat_interleave(copies, dim=0)
-            noise = schedule.add_noise(known, matrix[0].expand(noise.shape[:2]), noise)
         x = torch.cat([context, noise], dim=1)
         matrix = torch.cat([matrix.new_zeros(len(matrix), given), matrix], dim=1)
         wanted = self._reward(who, goal, reward)
@@ -362,7 +332,7 @@ class PlanningAgent:
         denoise: Any = self.model.denoiser()
         scale = self._scale(length)
         if scale:
-            low, high = (round(share * schedule.levels) for share in (options.near_guided if near else options.guided))
+            low, high = (round(share * schedule.levels) for share in options.guided)
             denoise = guide(
                 denoise, schedule, judge, scale, draws=options.draws, form=options.form, levels=(low, high), futures=options.futures,
                 generator=self.generator,
@@ -384,12 +354,10 @@ class PlanningAgent:
         before = self.past[who, begin - 1, 2:] if begin else self.first[who]
         return self.codec.encode(torch.cat([present_frames(torch.from_numpy(before), self.stack), torch.from_numpy(frames)], dim=1))
 
-    def _matrix(self, length: int, steps: int, top: int) -> Tensor:
-        """Levels of the plan's tokens (m+1, length); top: where a warm start begins, 0 for pure noise."""
+    def _matrix(self, length: int) -> Tensor:
+        """Levels of the plan's tokens (m+1, length)."""
         schedule = self.model.schedule
-        ladder = schedule.ladder(steps)
-        if top:
-            ladder = (torch.linspace(0, 1, steps + 1) * top).round().long().unique()
+        ladder = schedule.ladder(min(self.options.steps, schedule.levels))
         if self.options.schedule == "pyramid":
             return pyramid(length, ladder, self.options.slope)
         return {"full_sequence": full_sequence, "autoregressive": autoregressive}[self.options.schedule](length, ladder)
