@@ -34,6 +34,8 @@ class RNNConfig:
     """GRU layers."""
     blocks: int = 2
     """Residual MLPs before and after the GRUs."""
+    waves: int = 0
+    """Octaves of sines and cosines of each number that the network reads besides: for what changes quickly, such as walls."""
 
     def build(self, width: int, cond: int, levels: int) -> RNN:
         return RNN(width, cond, levels=levels, **dataclasses.asdict(self))
@@ -53,6 +55,8 @@ class TransformerConfig:
     """Attend backwards only."""
     window: int | None = None
     """Tokens a token attends to, itself included; None: all."""
+    waves: int = 0
+    """Octaves of sines and cosines of each number that the network reads besides: for what changes quickly, such as walls."""
 
     def build(self, width: int, cond: int, levels: int) -> Transformer:
         return Transformer(width, cond, levels=levels, **dataclasses.asdict(self))

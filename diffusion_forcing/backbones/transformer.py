@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .layers import LevelEmbedding, Rotary, check_divides, check_sizes, zeroed
+from .layers import LevelEmbedding, Rotary, Waves, check_divides, check_sizes, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
 Mask = Tensor | Literal["causal"] | None  # True where attention is allowed; None: everywhere
@@ -34,13 +34,14 @@ class Transformer(nn.Module):
     Otherwise the state is the past itself, read again at each call.
     window: a token attends to itself and the window-1 before it (a model that sees everything keeps that many past tokens), so a
     roll-out costs O(window) a token and stays within distances seen in training. None: unlimited.
+    waves: octaves of sines and cosines of each number that the network reads besides the number itself.
     """
 
     stabilization = "noise"  # the context is noised to, and labelled with, the small level
 
     def __init__(
         self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 4, heads: int = 4, causal: bool = True,
-        window: int | None = None, levels: int = 1000,
+        window: int | None = None, waves: int = 0, levels: int = 1000,
     ) -> None:  # fmt: skip
         super().__init__()
         check_sizes(width=width, hidden=hidden, layers=layers, heads=heads)
@@ -50,11 +51,12 @@ class Transformer(nn.Module):
             raise ValueError(f"window counts the tokens a token attends to, itself included; got {window}")
         self.config: dict[str, Any] = {
             "width": width, "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "causal": causal,
-            "window": window, "levels": levels,
+            "window": window, "waves": waves, "levels": levels,
         }  # fmt: skip
         self.causal = causal
         self.window = window
-        self.enter = nn.Linear(width + cond, hidden)
+        self.waves = Waves(waves)
+        self.enter = nn.Linear(width * (1 + 2 * waves) + cond, hidden)
         self.level = LevelEmbedding(hidden, levels)
         # One projection serves the modulation of all blocks; each block only adds a bias of its own. A projection a block would
         # cost half as much again as the block itself, since levels differ from token to token.
@@ -88,7 +90,7 @@ class Transformer(nn.Module):
     def embed(self, x: Tensor, k: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (b, t, hidden) and the six modulations (b, t, 6 hidden) their levels ask for."""
         level = self.level(k)
-        return self.enter(torch.cat([x, cond], dim=-1)) + level, self.modulate(F.silu(level))
+        return self.enter(torch.cat([self.waves(x), cond], dim=-1)) + level, self.modulate(F.silu(level))
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.leave(self.final(hidden))

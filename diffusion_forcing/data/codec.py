@@ -5,6 +5,7 @@ A model never sees raw units and a metric never sees tokens: `encode` once on th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,10 +112,22 @@ class Rotate(nn.Module):
         self.register_buffer("variance", variance.float())
 
     @classmethod
-    def fit(cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3) -> Rotate:
-        """From tokens (..., d). keep: at most that many directions, of those that vary (see Whiten)."""
-        whiten = Whiten.fit(tokens, cut, keep)
-        return cls(whiten.mean, whiten.basis, whiten.scale**2)
+    def fit(cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3, groups: Sequence[Sequence[int]] | None = None) -> Rotate:
+        """From tokens (..., d). keep: at most that many directions, of those that vary (see Whiten).
+
+        groups: numbers of a token that are rotated among themselves only, so that a direction does not mix, say, rows and columns;
+        `keep` is then of each group.
+        """
+        if groups is None:
+            groups = [range(tokens.shape[-1])]
+        parts = [Whiten.fit(tokens[..., list(group)], cut, keep) for group in groups]
+        basis = torch.zeros(tokens.shape[-1], sum(len(part.scale) for part in parts))
+        mean, first = torch.zeros(tokens.shape[-1]), 0
+        for group, part in zip(groups, parts, strict=True):
+            basis[list(group), first : first + len(part.scale)] = part.basis
+            mean[list(group)] = part.mean
+            first += len(part.scale)
+        return cls(mean, basis, torch.cat([part.scale for part in parts]) ** 2)
 
     def encode(self, tokens: Tensor) -> Tensor:
         return (tokens - self.mean) @ self.basis

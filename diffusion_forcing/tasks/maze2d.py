@@ -137,8 +137,19 @@ class Maze2D:
             parts.insert(1, plain.std[2:3])
         normalize, stack = Normalize(plain.mean, torch.cat(parts)), Stack(self.frame_stack)
         stacked = stack.encode(normalize.encode(flat[None, : len(flat) // self.frame_stack * self.frame_stack]))
-        free = 4 + (3 if self.reward else 2) * self.frame_stack
-        return Chain(normalize, stack, Rotate.fit(stacked[0, :: max(1, stacked.shape[1] // 100_000)], keep=free))
+        # Rows and columns apart: walls stand along them, and a direction that mixed the two would have to learn them at a slant.
+        width = flat.shape[1]
+        axes = [[0, width - 4, width - 2], [1, width - 3, width - 1]]
+        groups = [[frame * width + number for frame in range(self.frame_stack) for number in axis] for axis in axes]
+        tokens = stacked[0, :: max(1, stacked.shape[1] // 100_000)]
+        rotate = Rotate.fit(tokens, keep=self.frame_stack + 2, groups=groups)
+        if self.reward:
+            rewards = [frame * width + 2 for frame in range(self.frame_stack)]
+            both = [rotate, Rotate.fit(tokens, groups=[rewards])]
+            rotate = Rotate(
+                both[0].mean + both[1].mean, torch.cat([part.basis for part in both], 1), torch.cat([part.variance for part in both])
+            )
+        return Chain(normalize, stack, rotate)
 
     def agent(self, model: DiffusionForcing, seed: int = 0) -> Any:
         """Who acts, by the option `policy`."""
