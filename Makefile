@@ -18,9 +18,10 @@ $(BIN)/pytest: $(BIN)/dforce
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(BIN)/dforce  ## set up, train the composition experiment, show the table and write the figure and the report
-	$(BIN)/dforce train composition --name demo
-	$(BIN)/dforce eval runs/demo
+demo: $(BIN)/dforce  ## set up, let the shipped model plan and walk through a maze, show the table and write pictures, animation and report
+	$(BIN)/dforce eval maze2d-medium --pretrained --episodes 20
+	@echo "Look at runs/maze2d-medium-pretrained/report.html (the animation is figures/episode.gif beside it)."
+	@echo "Train one from scratch: .venv/bin/dforce train maze2d-umaze && .venv/bin/dforce eval runs/maze2d-umaze"
 
 test: $(BIN)/pytest lint  ## set up, lint, check types and run the tests (under 12 minutes on two cores)
 	$(BIN)/pytest

@@ -258,13 +258,13 @@ _SHORT = {"--episodes": "--samples", "--multi": "--task.multi"}  # what a domain
 
 def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
     """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
-    words = [_SHORT.get(word, word) for word in words]
-    if "--task.multi" in words:
-        at = words.index("--task.multi")
-        if words[at + 1 : at + 2] not in (["True"], ["False"]):
-            words.insert(at + 1, "True")
+    words = [_SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
+    known = next((word for word in words if word in shipped() or (Path(word) / "config.json").exists()), None)
+    if known is not None:  # the run may stand anywhere among its options
+        words = [known, *(word for word in words if word != known)]
     if not words or words[0].startswith("-"):
-        options = tyro.cli(kind, args=words, prog=prog, description=f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options.")
+        about = f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options."
+        options, _ = tyro.cli(kind, args=words, prog=prog, description=about, return_unknown_args=True)
         words = [str(options.run), *(word for word in words if word != str(options.run))]
     folder = Path(words[0])
     if "--pretrained" in words:

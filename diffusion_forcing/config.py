@@ -81,6 +81,8 @@ class ModelConfig:
     """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
     frame_stack: int = 1
     """Of fused_snr: frames in a token."""
+    emphasis: float = 0.0
+    """Where the codec knows the variance of a token's numbers: the loss counts each by what noise leaves open of it, to this power."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
@@ -98,7 +100,8 @@ class ModelConfig:
         weight = weights[self.weight]
         variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         return DiffusionForcing(
-            backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec, variance=variance,
+            backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec,
+            variance=variance, emphasis=self.emphasis,
         )  # fmt: skip
 
 

@@ -24,7 +24,8 @@ class DiffusionForcing(Pretrained, nn.Module):
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
     (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
-    the same for all. What the network outputs and reads stays of size 1 at every level.
+    the same for all. What the network outputs and reads stays of size 1 at every level. emphasis: with a variance, a number's
+    error counts by what noise leaves open of it, to this power: 0 all alike, 1 as errors of x0 do.
     """
 
     variance: Tensor | None
@@ -32,6 +33,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
+        emphasis: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -47,11 +49,12 @@ class DiffusionForcing(Pretrained, nn.Module):
             raise ValueError("variance must be positive for each number of a token; let the codec drop numbers that never vary")
         self.backbone = backbone
         self.schedule = schedule
-        self.register_buffer("variance", None if variance is None else variance.float())
+        self.register_buffer("variance", None if variance is None else variance.float().clone())
         self.parameterization = check_parameterization(parameterization)
         self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
         self.clip = clip
         self.codec = codec
+        self.emphasis = emphasis
 
     @property
     def causal(self) -> bool:
@@ -77,6 +80,8 @@ class DiffusionForcing(Pretrained, nn.Module):
         if self.variance is not None:
             clean = x / self.variance.sqrt()
         error = (out - target(self.parameterization, clean, noise, alpha, sigma)) ** 2
+        if self.variance is not None and self.emphasis:
+            error = error * self._open(sigma) / self._open(self._all_sigmas()).mean()
         return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
@@ -118,6 +123,15 @@ class DiffusionForcing(Pretrained, nn.Module):
 
     def _amplitudes(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
+
+    def _open(self, own_sigma: Tensor) -> Tensor:
+        """What noise leaves open of each number, to the power of the emphasis; own_sigma as `_units` gives it."""
+        assert self.variance is not None
+        return (self.variance * own_sigma**2) ** self.emphasis
+
+    def _all_sigmas(self) -> Tensor:
+        k = torch.arange(1, self.schedule.levels + 1, device=self.schedule.alpha_table.device)
+        return self._units(self.schedule.alpha(k)[:, None], self.schedule.sigma(k)[:, None])[2]
 
     def _units(self, alpha: Tensor, sigma: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
         """Size of noisy tokens, and the amplitudes of signal and noise in units of it: alpha and sigma themselves for variance 1."""

@@ -143,6 +143,10 @@ class PlanOptions:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
         if self.memory < 0 or self.margin < 0:
             raise ValueError(f"memory and margin count tokens from 0; got {self.memory}, {self.margin}")
+        if self.schedule not in ("full_sequence", "pyramid", "autoregressive"):
+            raise ValueError(f"schedule is full_sequence, pyramid or autoregressive; got {self.schedule!r}")
+        if not self.scale >= 0 or not (self.near_scale > 0 or (self.near_scale == 0 and self.scale == 0)):
+            raise ValueError(f"scale and near_scale are positive, or scale is 0 for no guidance; got {self.scale}, {self.near_scale}")
         if not 0 <= self.guided[0] <= self.guided[1] <= 1:
             raise ValueError(f"guided is a range of shares of K, 0 <= low <= high <= 1; got {self.guided}")
 
@@ -177,6 +181,8 @@ class PlanningAgent:
         self.seed = seed
         self.on_step: Callable[[int, Tensor, Tensor], None] | None = None
         _check_stack(self.codec, frame_stack)
+        if any(getattr(part, "mean", torch.zeros(6)).shape == (7,) for part in getattr(self.codec, "parts", ())):
+            raise ValueError("this model has rewards among its tokens, which an agent does not use; train without: --task.no-reward")
         self.reset(1)
 
     @classmethod
@@ -232,7 +238,7 @@ class PlanningAgent:
         action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), self.age, :2]), -1, 1)
         self.age += 1
         self.time += 1
-        self.acted = action
+        self.acted = action.copy()
         return action
 
     def propose(self, observation: Any, goal: Any = None, *, reward: Reward | None = None, horizon: int | None = None) -> Trajectory:
@@ -267,6 +273,8 @@ class PlanningAgent:
         """New plans for some balls, those of one length together."""
         left = -(-(self.steps - self.time) // self.stack)
         wanted = np.minimum(self.horizon[who], max(1, left))
+        if reward is not None:
+            wanted[:] = wanted.max()  # all balls together, in their order
         for length in np.unique(wanted):
             group = who[wanted == length]
             frames = self._make(group, seen, goal, reward, int(length))
@@ -349,9 +357,12 @@ class PlanningAgent:
         now = torch.from_numpy(seen[who].astype(np.float32))
         if tokens == 0:
             return self.codec.encode(present_frames(now, self.stack))
-        frames = self.past[who, self.past.shape[1] - tokens * self.stack :]
-        begin = self.past.shape[1] - tokens * self.stack
-        before = self.past[who, begin - 1, 2:] if begin else self.first[who]
+        past = self.past[who]
+        if past.shape[1] < self.time:  # a proposal between two acts: the last step is not noted down yet
+            past = np.concatenate([past, np.concatenate([self.acted[who], now.numpy()], axis=1)[:, None]], axis=1)
+        begin = past.shape[1] - tokens * self.stack
+        frames = past[:, begin:]
+        before = past[:, begin - 1, 2:] if begin else self.first[who]
         return self.codec.encode(torch.cat([present_frames(torch.from_numpy(before), self.stack), torch.from_numpy(frames)], dim=1))
 
     def _matrix(self, length: int) -> Tensor:

@@ -176,7 +176,10 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
     noise = torch.randn(size, length, *data.event, generator=generator)
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:
-        k[torch.rand(size, generator=generator) < config.given, 0] = 0
+        given = torch.rand(size, generator=generator) < config.given
+        k[given, 0] = 0
+        if past is not None:
+            past[given, 0] = 0
     return [noise, k, past, kept]
 
 

@@ -26,9 +26,19 @@ from diffusion_forcing.tasks import Evaluation, Table, TaskData
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
-    "task": {"half": 3, "trajectories": 64, "sampling_steps": 3},
+    "task": {"half": 3, "trajectories": 64, "sampling_steps": 3, "transitions": 60_000},
     "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
-    "train": {"steps": 8, "batch": 8, "warmup": 2, "lr": 5e-3, "ema": 0.9, "validate_every": 4, "log_every": 1, "threads": 1},
+    "train": {
+        "steps": 8,
+        "batch": 8,
+        "accumulate": 1,
+        "warmup": 2,
+        "lr": 5e-3,
+        "ema": 0.9,
+        "validate_every": 4,
+        "log_every": 1,
+        "threads": 1,
+    },
 }
 WORDS = [
     "--task.half", "3", "--task.trajectories", "64", "--task.sampling-steps", "3", "--model.backbone.hidden", "16",

@@ -71,7 +71,7 @@ def test_a_task_of_ones_own_survives_if_its_class_is_named(tmp_path):
     experiment = Experiment(Waves(sequences=5, told=False))
     save_experiment(experiment, tmp_path / "config.json")
     assert load_experiment(tmp_path / "config.json", (Waves,)) == experiment
-    with pytest.raises(ValueError, match=r"config.json.task should be one of Composition; got 'Waves'"):
+    with pytest.raises(ValueError, match=r"config.json.task should be one of Composition, Maze2D; got 'Waves'"):
         load_experiment(tmp_path / "config.json")
 
 
@@ -179,7 +179,7 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
         ({"final_lr": -1.0}, "final_lr"),
         ({"ema": 1.0}, r"ema lies in \[0, 1\).*got 1\.0"),
         ({"ema": -0.1}, r"ema lies in \[0, 1\)"),
-        ({"cond_drop": 1.5}, r"cond_drop in \[0, 1\]; got .*1\.5"),
+        ({"cond_drop": 1.5}, r"cond_drop and given in \[0, 1\]; got .*1\.5"),
         ({"draw": "random"}, "unknown draw of levels 'random'; choose from independent, shared, teacher_forced, staircase"),
         ({"draw": "independent+"}, "unknown draw of levels ''"),
         ({"optimizer": "sgd"}, "adamw"),
@@ -217,7 +217,7 @@ def test_a_model_is_built_as_described():
     config = ModelConfig(TransformerConfig(hidden=8, layers=2, heads=2, window=3), "linear", 30, "eps", "min_snr", 2.0, clip=1.5)
     model = config.build(5, 2)
     assert model.backbone.config == {
-        "width": 5, "cond": 2, "hidden": 8, "layers": 2, "heads": 2, "causal": True, "window": 3, "levels": 30,
+        "width": 5, "cond": 2, "hidden": 8, "layers": 2, "heads": 2, "causal": True, "window": 3, "waves": 0, "levels": 30,
     }  # fmt: skip
     assert (model.parameterization, model.weight, model.clip, model.schedule.levels) == ("eps", MinSNR(2.0), 1.5, 30)
 

@@ -517,7 +517,9 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 
 @pytest.mark.xfail(strict=True, reason="planning.py, PlanOptions: these pass, and fail later (KeyError, NaN plans) or do something else")
-@pytest.mark.parametrize("options", [{"schedule": "zigzag"}, {"near_scale": -1.0}, {"scale": float("nan")}, {"scale": 0.1, "near_scale": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"schedule": "zigzag"}, {"near_scale": -1.0}, {"scale": float("nan")}, {"scale": 0.1, "near_scale": 0.0}]
+)
 def test_options_that_cannot_plan_are_refused_at_once(options):
     with pytest.raises(ValueError):
         PlanOptions(**options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +88,10 @@ def prepare(maze: Maze, transitions: int | None = None, seed: int = 0, progress:
             with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
                 np.savez(out, **made._asdict())
 
-        write_atomically(file, write)
+        # A name of this process's own until the file is whole: two trainings may make the same data at once.
+        own = file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
+        write_atomically(own, write)
+        own.replace(file)
     return file
 
 
@@ -100,7 +104,7 @@ def read(file: Path) -> Transitions:
     try:
         with np.load(file) as arrays:
             return Transitions(*(arrays[name] for name in Transitions._fields))
-    except (ValueError, OSError, KeyError, EOFError) as error:
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} is damaged or not a cache of ours ({error}); delete it and it is made again") from error
 
 
@@ -110,7 +114,11 @@ def _read_hdf5(file: Path) -> Transitions:
         import h5py
     except ImportError as error:
         raise ImportError("reading HDF5 needs h5py: pip install 'diffusion_forcing[planning]'") from error
-    with h5py.File(file) as data:
+    try:
+        opened = h5py.File(file)
+    except OSError as error:
+        raise ValueError(f"{file} is damaged or not HDF5: {error}") from error
+    with opened as data:
         names = [name for name in data if str(name).startswith("episode_")]
         if names:  # Minari: one more observation than actions in each
             episodes = [data[name] for name in sorted(names, key=lambda name: int(str(name).split("_")[1]))]
@@ -145,15 +153,22 @@ def _pad(array: NDArray[np.float64], length: int) -> NDArray[np.float64]:
 
 
 def mend(observations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Observations (s, t, 4) in which one that stands twice has been replaced by the middle of its neighbours.
+    """Observations (s, t, 4) in which one that stands twice, or more often, has been put between its neighbours.
 
     The collector does not look again when its target changes; the ball has moved on all the same. The middle is right to about a
     millimetre, where a ball that stands still for a step would teach dynamics that do not exist.
     """
     mended = observations.copy()
-    twice = (observations[:, 1:-1] == observations[:, :-2]).all(-1)
-    s, t = np.nonzero(twice)
-    mended[s, t + 1] = (observations[s, t] + observations[s, t + 2]) / 2
+    stands = np.zeros(observations.shape[:2], dtype=bool)
+    stands[:, 1:-1] = (observations[:, 1:-1] == observations[:, :-2]).all(-1)
+    s, t = np.nonzero(stands)
+    first, last = t - 1, t + 1  # of each run: the observation that is repeated, and the next that differs
+    while (back := stands[s, first]).any():
+        first = first - back
+    while (on := stands[s, last]).any():  # the last observation of a stream never counts as standing, so this ends
+        last = last + on
+    share = ((t - first) / (last - first)).astype(np.float32)[:, None]
+    mended[s, t] = (1 - share) * observations[s, first] + share * observations[s, last]
     return mended
 
 

@@ -105,6 +105,9 @@ class Maze2D:
         file = self.data_file or self.prepare()
         frames, before = store.frames_of(store.read(file), self.reward)
         codec = self.codec(frames)
+        long = torch.isfinite(frames).all(-1).sum(1) >= self.tokens * self.frame_stack
+        if long.any():  # otherwise the windows will say what is wrong
+            frames, before = frames[long], before[long]
         held = max(1, len(frames) // 32) if len(frames) > 1 else 0
         assert codec.variance is not None
         event = (len(codec.variance),)
@@ -275,8 +278,8 @@ class Maze2D:
         about = [
             ("episodes", f"{metrics['episodes']:,.0f}"),
             ("reached the goal", f"{metrics['success']:.1%}"),
-            ("first reached after", f"{metrics['first_reach']:.0f} steps"),
-            ("in the goal from then on", f"{metrics['stay']:.1%} of the time"),
+            ("first reached after", f"{metrics['first_reach']:.0f} steps" if metrics["success"] else "-"),
+            ("in the goal from then on", f"{metrics['stay']:.1%} of the time" if metrics["success"] else "-"),
             ("touching a wall", f"{metrics['wall_contact']:.1%} of the time"),
         ]
         if "plan_error_median" in metrics:
