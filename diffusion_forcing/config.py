@@ -18,6 +18,7 @@ from .backbones import RNN, Transformer
 from .model import DiffusionForcing
 from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
+from .smoothing import Smoother
 from .tasks import TASKS, Task
 from .weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
 
@@ -86,8 +87,11 @@ class ModelConfig:
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
-    def build(self, width: int, cond: int = 0, codec: nn.Module | None = None) -> DiffusionForcing:
-        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers."""
+    def build(self, width: int, cond: int = 0, codec: nn.Module | None = None, smoother: Smoother | None = None) -> DiffusionForcing:
+        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers. smoother: for a model that sees everything."""
+        if getattr(self.backbone, "causal", True):
+            smoother = None
+        cond += smoother.width if smoother is not None else 0
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
@@ -101,7 +105,7 @@ class ModelConfig:
         variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         return DiffusionForcing(
             backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec,
-            variance=variance, emphasis=self.emphasis,
+            variance=variance, emphasis=self.emphasis, smoother=smoother,
         )  # fmt: skip
 
 

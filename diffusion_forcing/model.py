@@ -12,6 +12,7 @@ from .backbones import Backbone, State
 from .parameterization import Prediction, check_parameterization, target, to_prediction, with_x0
 from .pretrained import Pretrained
 from .schedule import NoiseSchedule, expand
+from .smoothing import Smoother
 from .weighting import WEIGHTS, Weight
 
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
@@ -25,7 +26,8 @@ class DiffusionForcing(Pretrained, nn.Module):
     near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
     (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
     the same for all. What the network outputs and reads stays of size 1 at every level. emphasis: with a variance, a number's
-    error counts by what noise leaves open of it, to this power: 0 all alike, 1 as errors of x0 do.
+    error counts by what noise leaves open of it, to this power: 0 all alike, 1 as errors of x0 do. smoother: linear guesses over the
+    whole sequence, which the backbone reads as part of its condition; for models that see everything.
     """
 
     variance: Tensor | None
@@ -33,7 +35,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
-        emphasis: float = 0.0,
+        emphasis: float = 0.0, smoother: Smoother | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -55,6 +57,9 @@ class DiffusionForcing(Pretrained, nn.Module):
         self.clip = clip
         self.codec = codec
         self.emphasis = emphasis
+        if smoother is not None and self.causal:
+            raise ValueError("smoothing looks at later tokens; a causal model cannot have it")
+        self.smoother = smoother
 
     @property
     def causal(self) -> bool:
@@ -73,7 +78,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         alpha, sigma = self._amplitudes(x, k)
         noisy = alpha * x + sigma * noise
         if past is None:
-            out, _ = self.backbone(self._scaled(noisy, k), k, cond)
+            out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, k, cond))
         else:
             out = self._forced(noisy, k, cond, self.schedule.add_noise(x, past, noise), past)
         clean, (_, alpha, sigma) = x, self._units(alpha, sigma)
@@ -87,7 +92,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""
         cond = self._check(x, k, cond)
-        out, _ = self.backbone(self._scaled(x, k), k, cond, state)
+        out, _ = self.backbone(self._scaled(x, k), k, self._told(x, k, cond), state)
         return self._prediction(out, x, k)
 
     def predict_forced(self, x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Prediction:
@@ -106,7 +111,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
         cond = self._check(x, k, cond)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
-        _, state = self.backbone(self._scaled(x, k), k, cond, state)
+        _, state = self.backbone(self._scaled(x, k), k, self._told(x, k, cond), state)
         return state
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
@@ -147,6 +152,12 @@ class DiffusionForcing(Pretrained, nn.Module):
     def _scaled(self, x: Tensor, k: Tensor) -> Tensor:
         return x if self.variance is None else self.scaled(x, *self._amplitudes(x, k))
 
+    def _told(self, x: Tensor, k: Tensor, cond: Tensor) -> Tensor:
+        """The condition as the backbone reads it: with what smoothing says of the noisy tokens."""
+        if self.smoother is None:
+            return cond
+        return torch.cat([cond, self.smoother(x, *self._amplitudes(x, k))], dim=-1)
+
     def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
         return self.prediction_from(out, x, *self._amplitudes(x, k))
 
@@ -177,8 +188,9 @@ class DiffusionForcing(Pretrained, nn.Module):
             cond = x.new_zeros(*x.shape[:2], 0)
         if cond.shape[:2] != x.shape[:2]:
             raise ValueError(f"cond covers {tuple(cond.shape[:2])} (batch, tokens) but x is {tuple(x.shape[:2])}")
-        if cond.shape[-1] != config.get("cond", cond.shape[-1]):
-            raise ValueError(f"the backbone reads conditions of {config['cond']} numbers a token; got {cond.shape[-1]}")
+        own = 0 if self.smoother is None else self.smoother.width
+        if cond.shape[-1] + own != config.get("cond", cond.shape[-1] + own):
+            raise ValueError(f"the backbone reads conditions of {config['cond'] - own} numbers a token; got {cond.shape[-1]}")
         return cond
 
 

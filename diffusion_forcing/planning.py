@@ -182,7 +182,7 @@ class PlanningAgent:
         self.on_step: Callable[[int, Tensor, Tensor], None] | None = None
         _check_stack(self.codec, frame_stack)
         if any(getattr(part, "mean", torch.zeros(6)).shape == (7,) for part in getattr(self.codec, "parts", ())):
-            raise ValueError("this model has rewards among its tokens, which an agent does not use; train without: --task.no-reward")
+            raise ValueError("a planning agent cannot use a model with rewards among the tokens; train without: --task.no-reward")
         self.reset(1)
 
     @classmethod

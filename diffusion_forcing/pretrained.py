@@ -71,6 +71,7 @@ def describe(model: Any) -> dict[str, Any]:
         "weight": weight,
         "clip": model.clip,
         "variance": model.variance is not None and list(model.variance.shape),
+        "smoother": model.smoother and {"shape": list(model.smoother.covariance.shape), "octaves": model.smoother.octaves},
         "codec": describe_codec(model.codec),
     }
 
@@ -119,7 +120,17 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         clip=clip,
         codec=build_codec(codec),
         variance=torch.ones(shape) if shape else None,
+        smoother=_build_smoother(config.get("smoother")),
     )
+
+
+def _build_smoother(config: Any) -> Any:
+    from .smoothing import Smoother
+
+    if not config:
+        return None
+    numbers, lags = config["shape"]
+    return Smoother(torch.zeros(numbers), torch.zeros(numbers, lags), config["octaves"])
 
 
 def _kind_and_options(config: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:

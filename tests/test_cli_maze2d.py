@@ -121,34 +121,26 @@ def test_episodes_count_from_one(number, trained, capsys):
     assert "counts from 1" in said(capsys)[1]
 
 
-MULTI = pytest.mark.xfail(strict=True, reason="cli.py, _of_run: puts True after --task.multi, which is a flag and takes no value")
-
-
-@MULTI
 def test_multi_draws_a_goal_for_each_episode(trained, here, capsys):
     assert dforce("eval", trained, "--episodes", "2", "--multi", *QUICK, "--json", "out.json") == 0
     assert json.loads((here / "out.json").read_text())["episodes"] == 2
     assert "Maze2D umaze, Multi2D: normalised score" in said(capsys)[0]
 
 
-@MULTI
 @pytest.mark.parametrize("words", [["--multi", "--episodes", "2"], ["--task.multi"]])
 def test_multi_in_its_other_places(words, trained, capsys):
     assert dforce("eval", trained, *QUICK, *words) == 0
     assert "Multi2D" in said(capsys)[0]
 
 
-@pytest.mark.xfail(strict=True, reason="cli.py, _of_run: options of the task may not come before the run, though those of eval may")
 def test_multi_may_come_before_the_run(trained, capsys):
     assert dforce("eval", "--multi", trained, "--episodes", "1", *QUICK) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="cli.py, _of_run: _SHORT knows whole words only")
 def test_short_names_may_be_joined_to_their_value(trained, here):
     assert dforce("eval", trained, "--episodes=2", *QUICK) == 0
 
 
-@pytest.mark.xfail(strict=True, reason="run.py, save_evaluation and cli.py: NaN is no JSON, and other readers refuse the file")
 def test_what_is_written_is_json_whatever_was_measured(trained, here):
     """One episode has no standard error, and one that never arrives no step at which it did."""
     assert dforce("eval", trained, "--episodes", "1", *QUICK, "--json", "out.json") == 0

@@ -112,22 +112,36 @@ class Rotate(nn.Module):
         self.register_buffer("variance", variance.float())
 
     @classmethod
-    def fit(cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3, groups: Sequence[Sequence[int]] | None = None) -> Rotate:
+    def fit(
+        cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3, groups: Sequence[Sequence[int]] | None = None,
+        first: Tensor | None = None,
+    ) -> Rotate:  # fmt: skip
         """From tokens (..., d). keep: at most that many directions, of those that vary (see Whiten).
 
         groups: numbers of a token that are rotated among themselves only, so that a direction does not mix, say, rows and columns;
-        `keep` is then of each group.
+        `keep` is then of each group. first: a direction (d,) that each group begins with, as far as it lies in what is kept; principal
+        directions would mix it with others that vary as much.
         """
-        if groups is None:
-            groups = [range(tokens.shape[-1])]
-        parts = [Whiten.fit(tokens[..., list(group)], cut, keep) for group in groups]
-        basis = torch.zeros(tokens.shape[-1], sum(len(part.scale) for part in parts))
-        mean, first = torch.zeros(tokens.shape[-1]), 0
-        for group, part in zip(groups, parts, strict=True):
-            basis[list(group), first : first + len(part.scale)] = part.basis
-            mean[list(group)] = part.mean
-            first += len(part.scale)
-        return cls(mean, basis, torch.cat([part.scale for part in parts]) ** 2)
+        groups = [range(tokens.shape[-1])] if groups is None else groups
+        flat = tokens.reshape(-1, tokens.shape[-1]).double()
+        mean = flat.mean(0)
+        columns = []
+        for group in groups:
+            part = list(group)
+            kept = Whiten.fit(tokens[..., part], cut, keep).basis.double()
+            if first is not None:
+                head = kept @ (kept.T @ first[part].double())
+                head = head / head.norm()
+                rest = kept - head[:, None] * (head @ kept)  # what is kept, without the first direction
+                inside = torch.linalg.svd(rest, full_matrices=False).U[:, : kept.shape[1] - 1]
+                spread = (flat[:, part] - mean[part]) @ inside
+                turn = torch.linalg.eigh(spread.T @ spread).eigenvectors.flip(1)
+                kept = torch.cat([head[:, None], inside @ turn], dim=1)
+            whole = torch.zeros(tokens.shape[-1], kept.shape[1], dtype=torch.float64)
+            whole[part] = kept
+            columns.append(whole)
+        basis = torch.cat(columns, dim=1)
+        return cls(mean, basis, ((flat - mean) @ basis).var(0, unbiased=False))
 
     def encode(self, tokens: Tensor) -> Tensor:
         return (tokens - self.mean) @ self.basis

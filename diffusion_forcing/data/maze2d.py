@@ -239,6 +239,10 @@ class FrameWindows:
         """(n, 3): whole windows that follow one another, for validation."""
         return self._place(torch.arange(0, len(self), (self.length - 1) * self.stack))
 
+    def every(self, number: int) -> Tensor:
+        """(number, 3): whole windows spread evenly over all that there are."""
+        return self._place(torch.linspace(0, len(self) - 1, number).long())
+
     def length_of(self, windows: Tensor) -> int:
         """Tokens of these windows, the present included."""
         return int(windows[0, 2]) + 1

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Generator, Tensor, nn
 
 from ..data.sequences import Batch
+from ..smoothing import Smoother
 
 if TYPE_CHECKING:
     from ..model import DiffusionForcing
@@ -51,6 +52,8 @@ class TaskData:
     train: Source
     valid: Source
     codec: nn.Module | None = None
+    smoother: Smoother | None = None
+    """Linear guesses for models that see everything, fitted to the tokens."""
 
 
 @dataclass(frozen=True)
