@@ -246,7 +246,6 @@ class Maze2D:
         balls = Balls(self.world, samples, multi=True, seed=seed)
         agent = PlanningAgent(model, self.world, self.plan, frame_stack=self.frame_stack, seed=seed)
         agent.reset(samples)
-        progress("plans", 0, samples)
         plan = agent.propose(balls.observation, balls.goal)
         arrays, picture = folder / "plans.npz", folder / "plans.png"
         np.savez(arrays, actions=plan.action.numpy(), observations=plan.observation.numpy(), goals=balls.goal)
