@@ -69,7 +69,7 @@ def test_a_model_reads_them_and_is_saved_with_them(tmp_path):
 
 def test_a_causal_model_is_refused():
     with pytest.raises(ValueError, match="looks at later tokens"):
-        DiffusionForcing(RNN(3, 11), NoiseSchedule(linear(10)), smoother=Smoother(torch.tensor([1]), COVARIANCE[None]))
+        DiffusionForcing(RNN(3, 11), NoiseSchedule(linear(1000)), smoother=Smoother(torch.tensor([1]), COVARIANCE[None]))
 
 
 def test_waves_double_their_frequency():
