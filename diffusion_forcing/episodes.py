@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .envs.maze2d import Array, Balls, Maze
-from .tasks.base import Progress
+
+if TYPE_CHECKING:
+    from .tasks.base import Progress
 
 
 class Policy(Protocol):

@@ -56,7 +56,8 @@ class Waves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.octaves:
             return x
-        angle = x[..., None, :] * (torch.pi * 2.0 ** torch.arange(self.octaves, device=x.device))[:, None]
+        # Guidance differentiates by what is read here. Waves would answer with the slope of their ripples, hundreds of times too steep.
+        angle = x.detach()[..., None, :] * (torch.pi * 2.0 ** torch.arange(self.octaves, device=x.device))[:, None]
         return torch.cat([x, angle.sin().flatten(-2), angle.cos().flatten(-2)], dim=-1)
 
 
