@@ -17,6 +17,7 @@ from torch import nn
 from diffusion_forcing import DiffusionForcing
 from diffusion_forcing import train as training
 from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, replace
+from diffusion_forcing.data.sequences import Windows
 from diffusion_forcing.distributed import World
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.log import read_log
@@ -222,13 +223,13 @@ def test_what_lies_in_the_padding_does_not_matter(tmp_path, monkeypatch):
     """Not even to a model that sees everything: padding stands at level K, where a token is noise but for a trace of itself."""
     experiment = replace(waves(), model__backbone=TransformerConfig(hidden=16, layers=1, heads=2, causal=False))
     train(experiment, tmp_path / "zeros", quiet=True)
-    read = training.Windows.read
+    read = Windows.read
 
     def filled(self, windows):
         batch = read(self, windows)
         return batch._replace(x=torch.where(batch.mask[..., None], batch.x, 7.0))
 
-    monkeypatch.setattr(training.Windows, "read", filled)
+    monkeypatch.setattr(Windows, "read", filled)
     train(experiment, tmp_path / "sevens", quiet=True)
     assert logged(tmp_path / "zeros") == pytest.approx(logged(tmp_path / "sevens"), rel=1e-4)
 
