@@ -30,8 +30,8 @@ SMALL = {
     "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
     "train": {
         "steps": 8,
-        "batch": 8,
         "accumulate": 1,
+        "batch": 8,
         "warmup": 2,
         "lr": 5e-3,
         "ema": 0.9,
