@@ -15,6 +15,8 @@ from torch import nn
 
 from . import levels as level_draws
 from .backbones import RNN, Transformer
+from .checks import check_options
+from .joints import Joints
 from .model import DiffusionForcing
 from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
@@ -35,8 +37,6 @@ class RNNConfig:
     """GRU layers."""
     blocks: int = 2
     """Residual MLPs before and after the GRUs."""
-    waves: int = 0
-    """Octaves of sines and cosines of each number that the network reads besides: for what changes quickly, such as walls."""
 
     def build(self, width: int, cond: int, levels: int) -> RNN:
         return RNN(width, cond, levels=levels, **dataclasses.asdict(self))
@@ -56,8 +56,6 @@ class TransformerConfig:
     """Attend backwards only."""
     window: int | None = None
     """Tokens a token attends to, itself included; None: all."""
-    waves: int = 0
-    """Octaves of sines and cosines of each number that the network reads besides: for what changes quickly, such as walls."""
 
     def build(self, width: int, cond: int, levels: int) -> Transformer:
         return Transformer(width, cond, levels=levels, **dataclasses.asdict(self))
@@ -82,15 +80,18 @@ class ModelConfig:
     """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
     frame_stack: int = 1
     """Of fused_snr: frames in a token."""
-    emphasis: float = 0.0
-    """Where the codec knows the variance of a token's numbers: the loss counts each by what noise leaves open of it, to this power."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
 
-    def build(self, width: int, cond: int = 0, codec: nn.Module | None = None, smoother: Smoother | None = None) -> DiffusionForcing:
-        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers. smoother: for a model that sees everything."""
+    def build(
+        self, width: int, cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None, smoother: Smoother | None = None
+    ) -> DiffusionForcing:
+        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers. joints, smoother: where it sees everything."""
+        variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         if getattr(self.backbone, "causal", True):
-            smoother = None
+            joints, smoother = None, None
+        if variance is None:
+            joints = None
         cond += smoother.width if smoother is not None else 0
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
@@ -102,10 +103,9 @@ class ModelConfig:
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack),
         }
         weight = weights[self.weight]
-        variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         return DiffusionForcing(
             backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec,
-            variance=variance, emphasis=self.emphasis, smoother=smoother,
+            variance=variance, joints=joints, smoother=smoother,
         )  # fmt: skip
 
 
@@ -172,9 +172,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
-        for name in ("batch", "accumulate", "validate_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} counts from 1; got {getattr(self, name)}")
+        check_options(self, "batch", "accumulate", "validate_every", "log_every")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
         if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):

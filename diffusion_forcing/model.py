@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .backbones import Backbone, State
+from .joints import Joints
 from .parameterization import Prediction, check_parameterization, target, to_prediction, with_x0
 from .pretrained import Pretrained
 from .schedule import NoiseSchedule, expand
@@ -25,9 +26,9 @@ class DiffusionForcing(Pretrained, nn.Module):
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
     (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
-    the same for all. What the network outputs and reads stays of size 1 at every level. emphasis: with a variance, a number's
-    error counts by what noise leaves open of it, to this power: 0 all alike, 1 as errors of x0 do. smoother: linear guesses over the
-    whole sequence, which the backbone reads as part of its condition; for models that see everything.
+    the same for all. What the network outputs and reads stays of size 1 at every level. joints: laws that
+    tie each token to the next, which predictions are made to obey. smoother: linear guesses over the whole sequence, which the backbone
+    reads as part of its condition. Both are for models that see everything.
     """
 
     variance: Tensor | None
@@ -35,7 +36,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
-        emphasis: float = 0.0, smoother: Smoother | None = None,
+        joints: Joints | None = None, smoother: Smoother | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -56,9 +57,12 @@ class DiffusionForcing(Pretrained, nn.Module):
         self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
         self.clip = clip
         self.codec = codec
-        self.emphasis = emphasis
+        if joints is not None and (self.causal or variance is None):
+            raise ValueError("joints reach back from later tokens, by what noise leaves open: they need a variance and a backbone that "
+                             "sees everything (causal=False)")  # fmt: skip
         if smoother is not None and self.causal:
             raise ValueError("smoothing looks at later tokens; a causal model cannot have it")
+        self.joints = joints
         self.smoother = smoother
 
     @property
@@ -78,22 +82,22 @@ class DiffusionForcing(Pretrained, nn.Module):
         alpha, sigma = self._amplitudes(x, k)
         noisy = alpha * x + sigma * noise
         if past is None:
-            out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, k, cond))
+            out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, alpha, sigma, cond))
+            out = self._joined(out, noisy, alpha, sigma)
         else:
             out = self._forced(noisy, k, cond, self.schedule.add_noise(x, past, noise), past)
         clean, (_, alpha, sigma) = x, self._units(alpha, sigma)
         if self.variance is not None:
             clean = x / self.variance.sqrt()
         error = (out - target(self.parameterization, clean, noise, alpha, sigma)) ** 2
-        if self.variance is not None and self.emphasis:
-            error = error * self._open(sigma) / self._open(self._all_sigmas()).mean()
         return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""
         cond = self._check(x, k, cond)
-        out, _ = self.backbone(self._scaled(x, k), k, self._told(x, k, cond), state)
-        return self._prediction(out, x, k)
+        alpha, sigma = self._amplitudes(x, k)
+        out, _ = self.backbone(self._scaled(x, k), k, self._told(x, alpha, sigma, cond), state)
+        return self.prediction_from(self._joined(out, x, alpha, sigma), x, alpha, sigma)
 
     def predict_forced(self, x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Prediction:
         """As predict, but each token sees the others as past_x at levels past_k (b, t). All tokens at once."""
@@ -111,7 +115,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
         cond = self._check(x, k, cond)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
-        _, state = self.backbone(self._scaled(x, k), k, self._told(x, k, cond), state)
+        _, state = self.backbone(self._scaled(x, k), k, self._told(x, *self._amplitudes(x, k), cond), state)
         return state
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
@@ -129,15 +133,6 @@ class DiffusionForcing(Pretrained, nn.Module):
     def _amplitudes(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
 
-    def _open(self, own_sigma: Tensor) -> Tensor:
-        """What noise leaves open of each number, to the power of the emphasis; own_sigma as `_units` gives it."""
-        assert self.variance is not None
-        return (self.variance * own_sigma**2) ** self.emphasis
-
-    def _all_sigmas(self) -> Tensor:
-        k = torch.arange(1, self.schedule.levels + 1, device=self.schedule.alpha_table.device)
-        return self._units(self.schedule.alpha(k)[:, None], self.schedule.sigma(k)[:, None])[2]
-
     def _units(self, alpha: Tensor, sigma: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
         """Size of noisy tokens, and the amplitudes of signal and noise in units of it: alpha and sigma themselves for variance 1."""
         if self.variance is None:
@@ -152,11 +147,22 @@ class DiffusionForcing(Pretrained, nn.Module):
     def _scaled(self, x: Tensor, k: Tensor) -> Tensor:
         return x if self.variance is None else self.scaled(x, *self._amplitudes(x, k))
 
-    def _told(self, x: Tensor, k: Tensor, cond: Tensor) -> Tensor:
+    def _told(self, x: Tensor, alpha: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
         """The condition as the backbone reads it: with what smoothing says of the noisy tokens."""
         if self.smoother is None:
             return cond
-        return torch.cat([cond, self.smoother(x, *self._amplitudes(x, k))], dim=-1)
+        return torch.cat([cond, self.smoother(x, _once(alpha), _once(sigma))], dim=-1)
+
+    def _joined(self, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """The backbone's output for noisy tokens x, corrected so that the clean tokens it says obey the laws of the joints."""
+        if self.joints is None:
+            return out
+        assert self.variance is not None
+        root = self.variance.sqrt()
+        size, own_alpha, own_sigma = self._units(alpha, sigma)
+        x0 = (own_alpha * x / size - own_sigma * out) * root
+        left_open = self.variance * _once(own_sigma) ** 2
+        return out + own_sigma * root * self.joints.pull(x0, left_open)
 
     def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
         return self.prediction_from(out, x, *self._amplitudes(x, k))
@@ -231,6 +237,11 @@ def repeat_state(state: State, copies: int) -> State:
         return state.repeat_interleave(copies, dim=0)
     parts = [repeat_state(part, copies) for part in state]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def _once(amplitude: Tensor) -> Tensor:
+    """(b, t, ...) to (1, t, ...) where all sequences are alike: what depends on levels only is then worked out once for all."""
+    return amplitude[:1] if len(amplitude) > 1 and bool((amplitude == amplitude[:1]).all()) else amplitude
 
 
 def _first_tensor(state: State) -> Tensor | None:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from .checks import check_options
 from .data.maze2d import present_frames
 from .envs.maze2d import GOAL_RADIUS, Array, Maze, by_name, check_inside
 from .guidance import guide
@@ -136,9 +137,7 @@ class PlanOptions:
     """Fresh noise while denoising: 0 none (DDIM), 1 as in training (DDPM)."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "draws", "candidates", "replan", "near_replan", "shortest"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} counts from 1; got {getattr(self, name)}")
+        check_options(self, "steps", "draws", "candidates", "replan", "near_replan", "shortest")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
         if self.memory < 0 or self.margin < 0:

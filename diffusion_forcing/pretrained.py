@@ -71,6 +71,7 @@ def describe(model: Any) -> dict[str, Any]:
         "weight": weight,
         "clip": model.clip,
         "variance": model.variance is not None and list(model.variance.shape),
+        "joints": model.joints and list(model.joints.left.shape),
         "smoother": model.smoother and {"shape": list(model.smoother.covariance.shape), "octaves": model.smoother.octaves},
         "codec": describe_codec(model.codec),
     }
@@ -120,8 +121,18 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         clip=clip,
         codec=build_codec(codec),
         variance=torch.ones(shape) if shape else None,
+        joints=_build_joints(config.get("joints")),
         smoother=_build_smoother(config.get("smoother")),
     )
+
+
+def _build_joints(shape: Any) -> Any:
+    from .joints import Joints
+
+    if not shape:
+        return None
+    laws, width = shape
+    return Joints(torch.zeros(laws, width), torch.zeros(laws, width), torch.zeros(laws), torch.ones(laws))
 
 
 def _build_smoother(config: Any) -> Any:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .backbones.layers import Waves
-
 
 class Smoother(nn.Module):
     """Wiener smoothing of some numbers of a token over the whole sequence, given each token's amplitudes.
 
     index: which numbers (s,); covariance: of each with itself so many tokens later (s, lags). Features: the estimates in units of their
-    standard deviation, and waves of them.
+    standard deviation, and what a map over them is made of: `octaves` of sines and cosines of each and the products of those of
+    different numbers, in which any pattern of walls is nearly linear. A wave shrinks by how unsure its estimate is, to what one may
+    expect of the sine of something normally distributed (as mip-NeRF encodes positions, Barron et al. 2021).
     """
 
     index: Tensor
@@ -30,7 +30,6 @@ class Smoother(nn.Module):
         self.register_buffer("index", index.long())
         self.register_buffer("covariance", covariance.float())
         self.octaves = octaves
-        self.waves = Waves(octaves)
 
     @classmethod
     def fit(cls, tokens: Tensor, numbers: Sequence[int], octaves: int = 5) -> Smoother:
@@ -43,22 +42,33 @@ class Smoother(nn.Module):
     @property
     def width(self) -> int:
         """Features of a token."""
-        return len(self.index) * (1 + 2 * self.octaves)
+        return len(self.index) + (1 + 2 * self.octaves) ** len(self.index) - 1
 
     def forward(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-        """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1). Returns features (b, t, width)."""
+        """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1), or (1, t, 1) where all are alike. Returns features (b, t, width)."""
+        mean, variance = self.guess(x, alpha, sigma)
+        # Guidance differentiates by what is read here. Waves would answer with the slope of their ripples, far too steep.
+        frequency = torch.pi / 2 * 2.0 ** torch.arange(self.octaves, device=x.device)
+        angle, faded = mean.detach()[..., None] * frequency, torch.exp(-0.5 * variance[..., None] * frequency**2)
+        waves = torch.cat([torch.ones_like(mean)[..., None], angle.sin() * faded, angle.cos() * faded], dim=-1)  # (b, t, s, 1 + 2 octaves)
+        product = waves[..., 0, :]
+        for number in range(1, len(self.index)):
+            product = (product[..., None] * waves[..., number, None, :]).flatten(-2)
+        return torch.cat([mean, product[..., 1:]], dim=-1)
+
+    def guess(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates (b, t, s) and how unsure they are, a variance (b or 1, t, s), in units of the numbers' own spread."""
         t = x.shape[1]
         if t > self.covariance.shape[1]:
             raise ValueError(f"the model smooths over {self.covariance.shape[1]} tokens at most; got {t}")
-        offset = (torch.arange(t, device=x.device)[:, None] - torch.arange(t, device=x.device)).abs()
-        prior = self.covariance[:, offset]  # (s, t, t)
         size = self.covariance[:, 0]
-        signal = alpha[..., 0]
+        offset = (torch.arange(t, device=x.device)[:, None] - torch.arange(t, device=x.device)).abs()
+        prior = self.covariance[:, offset] / size[:, None, None]  # (s, t, t)
+        signal, noise = alpha[:, None, :, 0], sigma[:, None, :, 0] / size.sqrt()[:, None]
         # Of alpha x + noise: alpha_i alpha_j C_ij + sigma_i^2, which is well conditioned at every level but 0; hence the small addition.
-        noisy = signal[:, None, :, None] * signal[:, None, None, :] * prior
-        extra = sigma[:, None, :, 0] ** 2 + 1e-3 * size[:, None]
-        told = noisy + torch.diag_embed(extra)
-        seen = x[..., self.index].transpose(1, 2)  # (b, s, t)
-        weight = torch.linalg.solve_ex(told, seen[..., None])[0][..., 0]
-        guess = torch.einsum("sij,bsj->bsi", prior, signal[:, None] * weight) / size.sqrt()[:, None]
-        return self.waves(guess.transpose(1, 2))
+        told = signal[..., :, None] * signal[..., None, :] * prior + torch.diag_embed(noise**2 + 1e-3)
+        gain = torch.linalg.solve_ex(told, signal[..., None] * prior)[0]
+        seen = (x[..., self.index] / size.sqrt()).transpose(1, 2)  # (b, s, t)
+        mean = (seen[..., None, :] @ gain)[..., 0, :]
+        variance = 1 - (signal[..., None] * prior * gain).sum(-2)
+        return mean.transpose(1, 2), variance.clamp(min=0).transpose(1, 2)

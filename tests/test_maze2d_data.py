@@ -16,7 +16,18 @@ from diffusion_forcing.baselines import scripted
 from diffusion_forcing.config import replace
 from diffusion_forcing.data import maze2d as store
 from diffusion_forcing.data.codec import Stack
-from diffusion_forcing.data.maze2d import FrameWindows, Transitions, collect, frames_of, mend, prepare, present_frames, read
+from diffusion_forcing.data.maze2d import (
+    FrameWindows,
+    Transitions,
+    collect,
+    flies_freely,
+    frames_of,
+    law_of_motion,
+    mend,
+    prepare,
+    present_frames,
+    read,
+)
 from diffusion_forcing.envs import maze2d as world
 from diffusion_forcing.envs.maze2d import DT, GEAR, MASS, MAZES, step
 from diffusion_forcing.tasks import Maze2D
@@ -255,9 +266,33 @@ def test_joints_of_streams_are_no_tokens():
     assert max(worst(imagined(TINY.codec(flown)))) < 1e-4
 
 
-def test_whatever_a_token_says_nearly_obeys_the_dynamics():
-    """Contacts with walls turn the directions that a token keeps, by little: metres a second here, metres are less."""
-    assert max(worst(imagined(TINY.codec(frames_of(streams(100_000))[0])))) < 0.05
+def test_whatever_a_token_says_obeys_the_dynamics_though_data_touch_walls():
+    assert max(worst(imagined(TINY.codec(frames_of(streams(100_000))[0])))) < 1e-3
+
+
+def test_the_law_of_motion_is_found_among_contacts():
+    frames, _ = frames_of(streams(100_000))
+    law = law_of_motion(frames)
+    share = DT / (MASS + DT)
+    expected = torch.zeros(7, 4, dtype=torch.float64)
+    for axis in range(2):
+        expected[axis, axis] = 1
+        expected[2 + axis, 2 + axis], expected[4 + axis, 2 + axis] = 1 - share, GEAR * share
+        expected[2 + axis, axis], expected[4 + axis, axis] = DT * (1 - share), DT * GEAR * share
+    torch.testing.assert_close(law, expected, atol=1e-5, rtol=0)
+    share_free = flies_freely(frames, law).float().mean()
+    assert 0.85 < share_free < 0.99
+    assert flies_freely(free_flight(4, 50)[0], law).all()
+
+
+def test_joints_hold_between_tokens_of_the_data_and_from_the_present_on():
+    data = replace(TINY, transitions=100_000).data()
+    x = data.train.read(data.train.every(200)).x
+    broken = data.joints.broken(x).abs()
+    assert broken[:, 0].median() < 1e-4
+    assert broken[:, 1:].median() < 1e-4
+    shuffled = data.joints.broken(x[:, torch.randperm(x.shape[1], generator=seeded(0))]).abs()
+    assert shuffled.median() > 0.1
 
 
 def test_with_rewards_a_token_holds_them_too():

@@ -1,4 +1,4 @@
-"""Linear guesses over a sequence, waves of numbers, and a codec's first direction."""
+"""Linear guesses over a sequence, and a codec's first direction."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from oracles import seeded
 
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, Transformer, linear
 from diffusion_forcing.backbones import RNN
-from diffusion_forcing.backbones.layers import Waves
 from diffusion_forcing.data.codec import Rotate
 from diffusion_forcing.smoothing import Smoother
 
@@ -56,7 +55,7 @@ def test_shorter_sequences_are_smoothed_and_longer_ones_refused():
 
 def test_a_model_reads_them_and_is_saved_with_them(tmp_path):
     smoother = Smoother.fit(walks(200), [1], octaves=2)
-    backbone = Transformer(3, smoother.width, hidden=16, layers=1, heads=2, causal=False, waves=1)
+    backbone = Transformer(3, smoother.width, hidden=16, layers=1, heads=2, causal=False)
     model = DiffusionForcing(backbone, NoiseSchedule(linear(1000)), variance=torch.tensor([1.0, 9.0, 1.0]), smoother=smoother)
     torch.nn.init.normal_(model.backbone.leave.weight)
     x, k = walks(3), torch.full((3, T), 400)
@@ -72,12 +71,45 @@ def test_a_causal_model_is_refused():
         DiffusionForcing(RNN(3, 11), NoiseSchedule(linear(1000)), smoother=Smoother(torch.tensor([1]), COVARIANCE[None]))
 
 
-def test_waves_double_their_frequency():
-    x = torch.tensor([[0.25, -0.5]])
-    waves = Waves(2)(x)
-    assert waves.shape == (1, 10)
-    torch.testing.assert_close(waves[0, :6], torch.cat([x[0], torch.sin(torch.pi * x[0]), torch.sin(2 * torch.pi * x[0])]))
-    assert Waves(0)(x) is x
+def test_how_unsure_a_guess_is_agrees_with_its_errors():
+    schedule, x = NoiseSchedule(linear(100)), walks(4000)
+    for level in (20, 60, 100):
+        k = torch.full((1, T), level)
+        k[:, 0] = 0
+        alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
+        noisy = alpha * x + sigma * torch.randn(x.shape, generator=seeded(2))
+        mean, variance = Smoother(torch.tensor([1]), COVARIANCE[None]).guess(noisy, alpha, sigma)
+        error = ((mean[..., 0] - x[..., 1] / 3) ** 2).mean(0)
+        torch.testing.assert_close(error, variance[0, :, 0], atol=0.02, rtol=0.1)
+
+
+def test_waves_double_their_frequency_and_fade_with_doubt():
+    smoother = Smoother(torch.tensor([0]), torch.tensor([[4.0, 0.0]]), octaves=2)
+    x = torch.tensor([[[0.5], [-1.0]]])
+    sure = smoother(x, torch.ones(1, 2, 1), torch.zeros(1, 2, 1))[0, 0]
+    angle = torch.pi / 2 * sure[0] * torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(sure[0], torch.tensor(0.25), atol=1e-3, rtol=0)
+    torch.testing.assert_close(sure[1:3], angle.sin(), atol=0.03, rtol=0)
+    torch.testing.assert_close(sure[3:], angle.cos(), atol=0.03, rtol=0)
+    unsure = smoother(x, torch.zeros(1, 2, 1), torch.ones(1, 2, 1))[0, 0]
+    faded = torch.exp(-((torch.pi / 2 * torch.tensor([1.0, 2.0])) ** 2) / 2)  # nothing is known: the mean of each wave
+    torch.testing.assert_close(unsure, torch.cat([torch.zeros(3), faded]), atol=1e-3, rtol=0)
+
+
+def test_numbers_make_a_map_of_products():
+    smoother = Smoother(torch.tensor([0, 2]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), octaves=1)
+    x = torch.tensor([[[0.4, 9.0, -0.7], [0.0, 9.0, 0.0]]])
+    features = smoother(x, torch.ones(1, 2, 1), torch.zeros(1, 2, 1))[0, 0]
+    assert features.shape == (smoother.width,) == (10,)
+    one, two = (torch.stack([torch.tensor(1.0), torch.sin(a), torch.cos(a)]) for a in torch.pi / 2 * torch.tensor([0.4, -0.7]))
+    torch.testing.assert_close(features[2:], torch.outer(one, two).flatten()[1:], atol=0.01, rtol=0)
+
+
+def test_sequences_that_are_alike_are_worked_out_once_with_the_same_result():
+    smoother, x, k = Smoother(torch.tensor([1]), COVARIANCE[None]), walks(4), torch.full((4, T), 40)
+    schedule = NoiseSchedule(linear(100))
+    alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
+    torch.testing.assert_close(smoother(x, alpha[:1], sigma[:1]), smoother(x, alpha, sigma), atol=1e-4, rtol=0)
 
 
 def test_a_first_direction_stands_on_its_own():

@@ -43,24 +43,6 @@ class ResidualMLP(nn.Module):
         return x + self.down(nn.functional.silu(self.up(self.norm(x))))
 
 
-class Waves(nn.Module):
-    """Numbers and their sines and cosines at `octaves` frequencies, pi, 2 pi, 4 pi ...: (..., d) to (..., d (1 + 2 octaves)).
-
-    A network learns what changes quickly with a number, such as where the walls of a maze stand, much sooner from waves of it.
-    """
-
-    def __init__(self, octaves: int) -> None:
-        super().__init__()
-        self.octaves = octaves
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.octaves:
-            return x
-        # Guidance differentiates by what is read here. Waves would answer with the slope of their ripples, hundreds of times too steep.
-        angle = x.detach()[..., None, :] * (torch.pi * 2.0 ** torch.arange(self.octaves, device=x.device))[:, None]
-        return torch.cat([x, angle.sin().flatten(-2), angle.cos().flatten(-2)], dim=-1)
-
-
 class Rotary(nn.Module):
     """Rotary positions: queries and keys are turned by an angle proportional to their position, so scores see distances only."""
 
@@ -85,16 +67,3 @@ def zeroed(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def check_divides(parts: int, whole: int, what: str) -> None:
-    """Raise unless `parts` divides `whole`."""
-    if parts < 1 or whole % parts:
-        raise ValueError(f"{what}: {parts} must divide {whole}")
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise unless every size is 1 at least."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} counts from 1; got {size}")

@@ -12,33 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import LevelEmbedding, ResidualMLP, Waves, check_sizes, zeroed
+from ..checks import check_counts
+from .layers import LevelEmbedding, ResidualMLP, zeroed
 
 
 class RNN(nn.Module):
     """Residual MLP and stacked GRU over vector tokens. Causal. State: (b, layers, hidden), the latents z.
 
     width: numbers a token; cond: width of the per-token condition; hidden: width of the latent; layers: GRUs on top of each
-    other, each adding to what the one below says; blocks: residual MLPs before and after; waves: octaves of sines and cosines of
-    each number that the network reads besides the number itself.
+    other, each adding to what the one below says; blocks: residual MLPs before and after.
     """
 
     causal = True
     stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
 
-    def __init__(
-        self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, waves: int = 0, levels: int = 1000
-    ) -> None:
+    def __init__(self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000) -> None:
         super().__init__()
-        check_sizes(width=width, hidden=hidden, layers=layers)
+        check_counts(width=width, hidden=hidden, layers=layers)
         self.config: dict[str, Any] = {
-            "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "waves": waves, "levels": levels,
+            "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "levels": levels,
         }  # fmt: skip
         self.layers = layers
         self.hidden = hidden
         self.level = LevelEmbedding(hidden, levels)
-        self.waves = Waves(waves)
-        self.enter = nn.Linear(width * (1 + 2 * waves) + cond, hidden)
+        self.enter = nn.Linear(width + cond, hidden)
         self.encoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)))
         self.grus = nn.ModuleList(nn.GRU(hidden, hidden, batch_first=True) for _ in range(layers))
         self.decoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)), nn.LayerNorm(hidden))
@@ -57,7 +54,7 @@ class RNN(nn.Module):
 
     def encode(self, x: Tensor, level: Tensor, cond: Tensor) -> Tensor:
         """The noisy token, its embedded level and its condition as one feature: (b, t, hidden). Needs no past."""
-        return self.encoder(self.enter(torch.cat([self.waves(x), cond], dim=-1)) + level)
+        return self.encoder(self.enter(torch.cat([x, cond], dim=-1)) + level)
 
     def step(self, feature: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """One token of n sequences: feature (n, hidden), latents z (n, layers, hidden). Returns (n, hidden) and new latents."""

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from .layers import LevelEmbedding, Rotary, Waves, check_divides, check_sizes, zeroed
+from ..checks import check_counts, check_divides
+from .layers import LevelEmbedding, Rotary, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
+Modulation = tuple[Tensor, ...]  # shift, scale and gate of attention, then of the MLP
 Mask = Tensor | Literal["causal"] | None  # True where attention is allowed; None: everywhere
 
 
@@ -34,29 +36,27 @@ class Transformer(nn.Module):
     Otherwise the state is the past itself, read again at each call.
     window: a token attends to itself and the window-1 before it (a model that sees everything keeps that many past tokens), so a
     roll-out costs O(window) a token and stays within distances seen in training. None: unlimited.
-    waves: octaves of sines and cosines of each number that the network reads besides the number itself.
     """
 
     stabilization = "noise"  # the context is noised to, and labelled with, the small level
 
     def __init__(
         self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 4, heads: int = 4, causal: bool = True,
-        window: int | None = None, waves: int = 0, levels: int = 1000,
+        window: int | None = None, levels: int = 1000,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_sizes(width=width, hidden=hidden, layers=layers, heads=heads)
+        check_counts(width=width, hidden=hidden, layers=layers, heads=heads)
         check_divides(heads, hidden, "heads of a transformer must divide its hidden width")
         check_divides(2, hidden // heads, "rotary positions need an even head width (hidden / heads)")
         if window is not None and window < 1:
             raise ValueError(f"window counts the tokens a token attends to, itself included; got {window}")
         self.config: dict[str, Any] = {
             "width": width, "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "causal": causal,
-            "window": window, "waves": waves, "levels": levels,
+            "window": window, "levels": levels,
         }  # fmt: skip
         self.causal = causal
         self.window = window
-        self.waves = Waves(waves)
-        self.enter = nn.Linear(width * (1 + 2 * waves) + cond, hidden)
+        self.enter = nn.Linear(width + cond, hidden)
         self.level = LevelEmbedding(hidden, levels)
         # One projection serves the modulation of all blocks; each block only adds a bias of its own. A projection a block would
         # cost half as much again as the block itself, since levels differ from token to token.
@@ -87,10 +87,10 @@ class Transformer(nn.Module):
             caches.append(self.recent(cache))
         return self.predict(hidden), tuple(caches)
 
-    def embed(self, x: Tensor, k: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (b, t, hidden) and the six modulations (b, t, 6 hidden) their levels ask for."""
+    def embed(self, x: Tensor, k: Tensor, cond: Tensor) -> tuple[Tensor, Modulation]:
+        """Tokens (b, t, hidden) and the six modulations (b, t, hidden) that their levels ask for."""
         level = self.level(k)
-        return self.enter(torch.cat([self.waves(x), cond], dim=-1)) + level, self.modulate(F.silu(level))
+        return self.enter(torch.cat([x, cond], dim=-1)) + level, self.modulate(F.silu(level)).chunk(6, dim=-1)
 
     def predict(self, hidden: Tensor) -> Tensor:
         return self.leave(self.final(hidden))
@@ -134,11 +134,14 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each shifted, scaled and gated by the level of its token."""
 
+    base: Tensor
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
         self.modulation = nn.Parameter(torch.zeros(6 * hidden))
+        self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.norm_q = nn.RMSNorm(hidden // heads)
         self.norm_k = nn.RMSNorm(hidden // heads)
@@ -146,34 +149,38 @@ class Block(nn.Module):
         self.up = nn.Linear(hidden, 4 * hidden)
         self.down = zeroed(nn.Linear(4 * hidden, hidden))
 
-    def forward(self, x: Tensor, level: Tensor, rotary: Rotary, cache: Cache | None = None, mask: Mask = None) -> tuple[Tensor, Cache]:
-        """x: (b, t, hidden); level: (b, t, 6 hidden). Returns x and the cache with this call's keys and values at its end."""
-        shift, scale, gate, *mlp = (level + self.modulation).chunk(6, dim=-1)
+    def forward(self, x: Tensor, level: Modulation, rotary: Rotary, cache: Cache | None = None, mask: Mask = None) -> tuple[Tensor, Cache]:
+        """x: (b, t, hidden); level: six of (b, t, hidden). Returns x and the cache with this call's keys and values at its end."""
+        shift, scale, gate, *mlp = self.modulations(level)
         query, key, value = self.heads_of(x, shift, scale)
         if cache is not None:
             key, value = torch.cat([cache[0], key], dim=-2), torch.cat([cache[1], value], dim=-2)
         # Keys are cached unturned: positions count from the oldest token kept, and never grow large in an endless roll-out.
         start = key.shape[-2] - query.shape[-2]
         attended = attend(rotary(query, start), rotary(key), value, mask)
-        x = x + (1 + gate) * self.project(attended)
-        return self.mlp(x, *mlp), (key, value)
+        return self.mlp(torch.addcmul(x, gate, self.project(attended)), *mlp), (key, value)
 
-    def beside(self, x: Tensor, level: Tensor, rotary: Rotary, past: Cache, mask: Tensor) -> Tensor:
+    def beside(self, x: Tensor, level: Modulation, rotary: Rotary, past: Cache, mask: Tensor) -> Tensor:
         """Tokens that attend to another stream's keys and to themselves. mask: (t, 2t) over [past, themselves]."""
-        shift, scale, gate, *mlp = (level + self.modulation).chunk(6, dim=-1)
+        shift, scale, gate, *mlp = self.modulations(level)
         query, key, value = self.heads_of(x, shift, scale)
         keys = torch.cat([rotary(past[0]), rotary(key)], dim=-2)
         attended = attend(rotary(query), keys, torch.cat([past[1], value], dim=-2), mask)
-        return self.mlp(x + (1 + gate) * self.project(attended), *mlp)
+        return self.mlp(torch.addcmul(x, gate, self.project(attended)), *mlp)
+
+    def modulations(self, level: Modulation) -> list[Tensor]:
+        """What the levels ask for with this block's own share added; scales and gates count from 1."""
+        own = self.modulation.unflatten(0, (6, -1)) + self.base
+        return [asked + mine for asked, mine in zip(level, own, strict=True)]
 
     def heads_of(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (b, heads, t, head_width) each."""
-        qkv = self.qkv(torch.addcmul(shift, self.norm(x), 1 + scale))
+        qkv = self.qkv(torch.addcmul(shift, self.norm(x), scale))
         query, key, value = rearrange(qkv, "b t (three h d) -> three b h t d", three=3, h=self.heads)
         return self.norm_q(query), self.norm_k(key), value
 
     def mlp(self, x: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-        return x + (1 + gate) * self.down(F.gelu(self.up(torch.addcmul(shift, self.norm(x), 1 + scale))))
+        return torch.addcmul(x, gate, self.down(F.gelu(self.up(torch.addcmul(shift, self.norm(x), scale)))))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:

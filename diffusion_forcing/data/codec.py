@@ -56,20 +56,34 @@ class Stack(nn.Module):
         return rearrange(tokens, "b t (s d) -> b (t s) d", s=self.frames)
 
 
-class Whiten(nn.Module):
+class _Directions(nn.Module):
+    """Tokens turned to orthogonal directions: mean (d,), basis (d, kept)."""
+
+    mean: Tensor
+    basis: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("basis", basis.float().contiguous())
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return (tokens - self.mean) @ self.basis
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return tokens @ self.basis.T + self.mean
+
+
+class Whiten(_Directions):
     """Rotate tokens to their principal directions and scale each to variance 1, dropping directions that do not vary.
 
     Directions below `cut` times the largest standard deviation are null: what is dropped there is put back as the mean.
     """
 
-    mean: Tensor
-    basis: Tensor
     scale: Tensor
 
     def __init__(self, mean: Tensor, basis: Tensor, scale: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("basis", basis.float().contiguous())
+        super().__init__(mean, basis)
         self.register_buffer("scale", scale.float())
 
     @classmethod
@@ -88,27 +102,23 @@ class Whiten(nn.Module):
         return cls(mean, vectors.flip(1)[:, :number], std[:number])
 
     def encode(self, tokens: Tensor) -> Tensor:
-        return (tokens - self.mean) @ self.basis / self.scale
+        return super().encode(tokens) / self.scale
 
     def decode(self, tokens: Tensor) -> Tensor:
-        return (tokens * self.scale) @ self.basis.T + self.mean
+        return super().decode(tokens * self.scale)
 
 
-class Rotate(nn.Module):
+class Rotate(_Directions):
     """Rotate tokens to their `keep` principal directions. Units stay, so noise that is white before is white after.
 
     What a token of several frames leaves out is what its other numbers say already: the dynamics that tie actions to states hold in
     every token that is decoded. `variance` is that of each direction, which the model wants to know.
     """
 
-    mean: Tensor
-    basis: Tensor
     variance: Tensor
 
     def __init__(self, mean: Tensor, basis: Tensor, variance: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean.float())
-        self.register_buffer("basis", basis.float().contiguous())
+        super().__init__(mean, basis)
         self.register_buffer("variance", variance.float())
 
     @classmethod
@@ -142,12 +152,6 @@ class Rotate(nn.Module):
             columns.append(whole)
         basis = torch.cat(columns, dim=1)
         return cls(mean, basis, ((flat - mean) @ basis).var(0, unbiased=False))
-
-    def encode(self, tokens: Tensor) -> Tensor:
-        return (tokens - self.mean) @ self.basis
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        return tokens @ self.basis.T + self.mean
 
 
 class Chain(nn.Module):

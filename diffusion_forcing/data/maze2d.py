@@ -21,12 +21,16 @@ from torch import Generator, Tensor, nn
 
 from ..baselines.scripted import Controller
 from ..envs.maze2d import DT, GEAR, JITTER, Array, Maze, rewards, step
+from ..joints import Joints
+from .codec import Chain
 from .sequences import Batch
 
 TRANSITIONS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
 STREAMS = 64
 """Balls that collect side by side: the benchmark has one stream, which would take NumPy fifty times as long."""
 NOISE = 0.5
+SLACK = 1e-5
+"""Variance by which tokens may break the law of motion at their joints, in units of tokens."""
 Told = Callable[[str, int, int], None]
 
 
@@ -191,6 +195,50 @@ def present_frames(observation: Tensor, frames: int, reward: bool = False, earne
         value = torch.zeros(observation.shape[:-1], dtype=observation.dtype, device=observation.device) if earned is None else earned
         parts.insert(1, value[..., None, None].expand(*observation.shape[:-1], frames, 1))
     return torch.cat(parts, dim=-1)
+
+
+def law_of_motion(frames: Tensor) -> Tensor:
+    """(7, 4): the next state as [state, action, 1] @ law, fitted to frames (s, t, 6 or 7) as they fly freely."""
+    said, state = _pairs(frames)
+    known = torch.isfinite(said).all(-1) & torch.isfinite(state).all(-1)
+    said, state = said[known], state[known]
+    every = max(1, len(said) // 200_000)
+    said, state = said[::every], state[::every]
+    free = torch.ones(len(said), dtype=torch.bool)
+    law = torch.linalg.lstsq(said, state).solution
+    for _ in range(8):  # contacts with walls are no part of the law: leave out what it does not explain, and fit again
+        miss = (said @ law - state).abs()
+        free = (miss <= 4 * miss.median(0).values + 1e-6).all(1)
+        law = torch.linalg.lstsq(said[free], state[free]).solution
+    return law
+
+
+def flies_freely(frames: Tensor, law: Tensor, tolerance: float = 1e-3) -> Tensor:
+    """(s, t-1), whether each frame but the first obeys the law of motion; a ball that touches a wall does not."""
+    said, state = _pairs(frames)
+    return ((said @ law - state).abs() < tolerance).all(-1)
+
+
+def _pairs(frames: Tensor) -> tuple[Tensor, Tensor]:
+    """[state, action, 1] (s, t-1, 7) and the state that came of it (s, t-1, 4)."""
+    wide = frames.double()
+    one = torch.ones(*frames.shape[:1], frames.shape[1] - 1, 1, dtype=torch.float64)
+    return torch.cat([wide[:, :-1, -4:], wide[:, 1:, :2], one], dim=-1), wide[:, 1:, -4:]
+
+
+def joints(frames: Tensor, codec: Chain) -> Joints:
+    """The law of motion from the last frame of a token to the first of the next, said of the codec's tokens."""
+    law = law_of_motion(frames)
+    assert codec.variance is not None
+    numbers = torch.eye(len(codec.variance))[:, None]
+    none = codec.decode(torch.zeros_like(numbers[:1]))[0].double()  # what the codec decodes is linear in tokens, but for this
+    each = codec.decode(numbers).double() - none  # (d, stack, width)
+    last, first = each[:, -1, -4:], each[:, 0]
+    left = last @ law[:4]
+    right = first[:, :2] @ law[4:6] - first[:, -4:]
+    offset = none[-1, -4:] @ law[:4] + none[0, :2] @ law[4:6] + law[6] - none[0, -4:]
+    size = (left**2 + right**2).sum(0).sqrt()
+    return Joints((left / size).T, (right / size).T, offset / size, torch.full((4,), SLACK))
 
 
 class FrameWindows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Generator, Tensor, nn
 
 from ..data.sequences import Batch
+from ..joints import Joints
 from ..smoothing import Smoother
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ class TaskData:
     train: Source
     valid: Source
     codec: nn.Module | None = None
+    joints: Joints | None = None
+    """Laws that tie each token to the next, for models that see everything."""
     smoother: Smoother | None = None
-    """Linear guesses for models that see everything, fitted to the tokens."""
+    """Linear guesses, for models that see everything."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data import maze2d as store
@@ -70,6 +71,8 @@ class Maze2D:
     """Share of the training batches that are cut into shorter windows, of one random length each: so that short plans are learned."""
     smooth: bool = True
     """Whether a model that sees everything also reads linear guesses of where the ball is, smoothed over the whole plan."""
+    joints: bool = True
+    """Whether the plans of a model that sees everything are made to obey the law of motion from token to token."""
     reward: bool = False
     """Whether tokens hold rewards too."""
     transitions: int | None = None
@@ -118,11 +121,12 @@ class Maze2D:
             store.FrameWindows(frames[part], before[part], self.tokens + 1, self.frame_stack, codec, event, self.short)
             for part in (slice(held, None), slice(0, held or None))
         )
+        joints = store.joints(frames, codec) if self.joints else None
         smoother = None
         if self.smooth:
             tokens = train.read(train.every(2000)).x[:, 1:]  # the present is no token of the stream
             smoother = Smoother.fit(torch.cat([tokens, tokens[:, -1:]], dim=1), [0, self.frame_stack + 2])  # where the ball is
-        return TaskData(train, valid, codec, smoother)
+        return TaskData(train, valid, codec, joints, smoother)
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The file of the collected data, made on first use."""
@@ -137,8 +141,7 @@ class Maze2D:
         """Units, stacked frames, and of their directions those that the dynamics leave free.
 
         A stack of n frames has 2n actions and one state to begin with; the rest follows, but for contacts with walls. So of its 6n
-        numbers a token keeps 2n + 4, and whatever is decoded from them obeys the dynamics of free flight to about a millimetre and
-        0.02 m/s (contacts among the data turn the directions a little): actions and states agree.
+        numbers a token keeps 2n + 4, and whatever is decoded from them obeys the dynamics of free flight: actions and states agree.
         """
         flat = frames.reshape(-1, frames.shape[-1])
         flat = flat[torch.isfinite(flat).all(-1)]
@@ -149,7 +152,10 @@ class Maze2D:
         normalize, stack = Normalize(plain.mean, torch.cat(parts)), Stack(self.frame_stack)
         whole = frames[:, : frames.shape[1] // self.frame_stack * self.frame_stack]  # no token over the joint of two streams
         stacked = stack.encode(normalize.encode(whole)).flatten(0, 1)
-        stacked = stacked[torch.isfinite(stacked).all(-1)]
+        free = F.pad(store.flies_freely(whole, store.law_of_motion(whole)), (1, 0), value=True).unflatten(1, (-1, self.frame_stack))
+        free[..., 0] = True  # from token to token is another matter
+        flying = free.all(-1).flatten() & torch.isfinite(stacked).all(-1)
+        stacked = stacked[flying if flying.sum() > stacked.shape[1] else torch.isfinite(stacked).all(-1)]
         # Rows and columns apart: walls stand along them, and a direction that mixed the two would have to learn them at a slant.
         width = flat.shape[1]
         axes = [[0, width - 4, width - 2], [1, width - 3, width - 1]]
