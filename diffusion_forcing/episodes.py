@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Policy(Protocol):
-    """reset(n) begins n episodes; act(observation (n, 4), goal (n, 2)) gives actions (n, 2)."""
+    """reset(n) begins n episodes of so many steps; act(observation (n, 4), goal (n, 2)) gives actions (n, 2)."""
 
-    def reset(self, number: int) -> None: ...
+    def reset(self, number: int, *, steps: int | None = None) -> None: ...
 
     def act(self, observation: Array, goal: Array) -> NDArray[Any]: ...
 
@@ -72,7 +72,7 @@ def play(policy: Policy, balls: Balls, *, steps: int | None = None, progress: Pr
     """Run one episode of each ball, from where a reset puts it."""
     steps = steps or balls.maze.steps
     seen = balls.observation
-    policy.reset(balls.number)
+    policy.reset(balls.number, steps=steps)
     observations, earned, touched = [seen], [], []
     plans: list[tuple[int, Array]] = []
     for t in range(steps):

@@ -7,6 +7,7 @@ one token ahead, or a planner that looks to the end of the episode.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,15 +68,32 @@ def arrive(goal: Tensor, sharpness: float = 4.0) -> Reward:
     return reward
 
 
-def visit(points: Sequence[Tensor]) -> Reward:
-    """Points (b, 2) to pass in order: each has an equal share of the plan's time, in which its distance is summed."""
+class visit:
+    """Points (b, 2) to pass in order: those still to come have equal shares of the plan's time, in which their distance is summed.
 
-    def reward(plan: Trajectory) -> Tensor:
-        shares = plan.position.tensor_split(len(points), dim=1)
-        parts = [distance(share, _rows(point, plan)[:, None]).sum(1) for share, point in zip(shares, points, strict=True)]
-        return -torch.stack(parts).sum(0)
+    An agent tells it where the balls are (`see`): a point within `radius` has been passed, and the next plan begins with the one after.
+    """
 
-    return reward
+    def __init__(self, points: Sequence[Tensor], radius: float = GOAL_RADIUS) -> None:
+        if not points:
+            raise ValueError("say at least one point to visit")
+        self.points = torch.stack([torch.as_tensor(point, dtype=torch.float32) for point in points], dim=1)  # (b, p, 2)
+        self.radius = radius
+        self.passed = torch.zeros(len(self.points), dtype=torch.long)  # points behind each ball
+
+    def see(self, position: Tensor) -> None:
+        """Note where the balls are, (b, 2). The last point is never behind them."""
+        if len(self.points) == 1:  # the same points for all
+            self.points, self.passed = self.points.expand(len(position), -1, -1), self.passed.expand(len(position))
+        near = (self.points[torch.arange(len(position)), self.passed] - position).norm(dim=-1) <= self.radius
+        self.passed = (self.passed + near).clamp(max=self.points.shape[1] - 1)
+
+    def __call__(self, plan: Trajectory) -> Tensor:
+        frames = torch.arange(plan.position.shape[1])
+        left = self.points.shape[1] - self.passed
+        due = self.passed[:, None] + frames * left[:, None] // len(frames)  # (b, t): the point of each frame
+        wanted = self.points.gather(1, due[..., None].expand(-1, -1, 2))
+        return -distance(plan.position, _rows(wanted, plan)).sum(1)
 
 
 def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
@@ -172,7 +190,7 @@ class PlanningAgent:
     ) -> None:
         if model.codec is None:
             raise ValueError("a planning agent needs a model with its codec: train one with `dforce train maze2d-medium`")
-        self.model = model.eval().requires_grad_(False)
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)  # the caller may go on training theirs
         self.codec: Any = model.codec
         self.maze = by_name(maze) if isinstance(maze, str) else maze
         self.options = options or PlanOptions()
@@ -221,6 +239,9 @@ class PlanningAgent:
     def act(self, observation: Any, goal: Any = None, *, reward: Reward | None = None) -> NDArray[np.float32]:
         """Actions (n, 2) for observations (n, 4): towards goals (n, 2), or up a differentiable reward."""
         seen, wanted = self._check(observation, goal, reward)
+        see = getattr(reward, "see", None)
+        if see is not None:
+            see(torch.from_numpy(seen[:, :2].astype(np.float32)))
         if self.time == 0:
             self.first = seen.astype(np.float32)
         else:

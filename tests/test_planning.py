@@ -286,6 +286,42 @@ def line(*points) -> Trajectory:
     return Trajectory(torch.zeros_like(position), torch.cat([position, torch.zeros_like(position)], dim=-1))
 
 
+def test_points_passed_are_not_visited_again():
+    first, then = torch.tensor([[0.0, 3.0]]), torch.zeros(1, 2)
+    path, both = line((0, 3), (0, 1), (4, 0)), visit([first, then])
+    both.see(torch.tensor([[0.0, 2.0]]))
+    assert both.passed.tolist() == [0]
+    both.see(torch.tensor([[0.3, 2.8]]))
+    assert both.passed.tolist() == [1]
+    assert both(path).item() == pytest.approx(reach(then)(path).item())
+    both.see(torch.tensor([[0.0, 0.1]]))
+    assert both.passed.tolist() == [1], "the last point stays"
+    both = visit([first, then])
+    both.see(torch.tensor([[0.0, 3.0], [1.0, 1.0]]))
+    assert both.passed.tolist() == [1, 0], "each ball for itself"
+    twice = Trajectory(*(part.repeat(2, 1, 1) for part in path))
+    assert both(twice).tolist() == pytest.approx([reach(then)(path).item(), visit([first, then])(path).item()])
+    with pytest.raises(ValueError, match="at least one point"):
+        visit([])
+
+
+def test_an_agent_tells_where_the_balls_are():
+    agent = agent_of(number=2)
+    both = visit([torch.tensor([[1.0, 1.0]]), torch.tensor([[3.0, 1.0]])])
+    agent.act(np.array([[1.0, 1.1, 0, 0], [3.0, 1.0, 0, 0]]), reward=both)
+    assert both.passed.tolist() == [1, 0]
+
+
+def test_an_agent_leaves_the_callers_model_alone():
+    model = learned("transformer")
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    model.train()
+    PlanningAgent(model, "umaze")
+    assert model.training
+    assert [parameter.requires_grad for parameter in model.parameters()] == before
+    model.eval()
+
+
 def test_rewards_by_hand():
     path, origin = line((0, 3), (0, 1), (4, 0)), torch.zeros(1, 2)
     assert reach(origin)(path).item() == pytest.approx(-8, abs=1e-3)

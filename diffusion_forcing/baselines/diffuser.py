@@ -7,6 +7,7 @@ controller is steered along its positions, as Diffuser's authors do.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from typing import Any
@@ -29,13 +30,14 @@ class Diffuser:
     def __init__(self, model: DiffusionForcing, maze: Maze, *, steps: int = 20, pd: bool, stack: int = 10, seed: int = 0) -> None:
         if model.causal:
             raise ValueError("Diffuser sees the whole sequence; use a model with causal=False")
-        self.model, self.maze, self.steps, self.pd, self.stack = model.eval().requires_grad_(False), maze, steps, pd, stack
+        self.model, self.maze, self.steps, self.pd, self.stack = copy.deepcopy(model).eval(), maze, steps, pd, stack
         self.codec: Any = model.codec
         self.generator = Generator().manual_seed(seed)
         self.reset(1)
 
-    def reset(self, number: int) -> None:
+    def reset(self, number: int, *, steps: int | None = None) -> None:
         self.number, self.time = number, 0
+        self.length = (steps or self.maze.steps) // self.stack
         self.counts = Counts()
         self.plan = np.zeros((number, 0, 6), dtype=np.float32)
 
@@ -63,10 +65,9 @@ class Diffuser:
     def _sample(self, observation: Array, goal: Array) -> Tensor:
         """Plans (n, t, 6) in frames, from white noise."""
         schedule = self.model.schedule
-        length = self.maze.steps // self.stack
         begin = self._token(observation)
         end = self._token(np.concatenate([goal, np.zeros_like(goal)], axis=1))
-        x = torch.randn(self.number, 1 + length, begin.shape[-1], generator=self.generator)
+        x = torch.randn(self.number, 1 + self.length, begin.shape[-1], generator=self.generator)
         ladder = schedule.ladder(min(self.steps, schedule.levels)).flip(0)
         with torch.no_grad():
             for level, below in itertools.pairwise(ladder):

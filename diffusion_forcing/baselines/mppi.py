@@ -32,8 +32,8 @@ class MPPI:
         self.rng = np.random.default_rng(seed)
         self.reset(number)
 
-    def reset(self, number: int) -> None:
-        """Begin episodes of `number` balls, without plans."""
+    def reset(self, number: int, *, steps: int | None = None) -> None:
+        """Begin episodes of `number` balls, without plans. How long they are is all the same."""
         if number < 1:
             raise ValueError(f"number should be at least 1; got {number}")
         self.number = number

@@ -84,7 +84,7 @@ class ScriptedPolicy:
         self.maze, self.rng = maze, np.random.default_rng(seed)
         self.reset(1)
 
-    def reset(self, number: int) -> None:
+    def reset(self, number: int, *, steps: int | None = None) -> None:
         self.controller = Controller(self.maze, number, lambda n: self.rng.uniform(size=(n, 2)))
 
     def act(self, observation: Array, goal: Array) -> Array:
@@ -97,7 +97,7 @@ class RandomPolicy:
     def __init__(self, maze: Maze, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
 
-    def reset(self, number: int) -> None:
+    def reset(self, number: int, *, steps: int | None = None) -> None:
         self.number = number
 
     def act(self, observation: Array, goal: Array) -> Array:
