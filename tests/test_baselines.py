@@ -128,7 +128,7 @@ def test_random_forces_are_those_of_their_seed():
 class Still:
     """Never pushes."""
 
-    def reset(self, number):
+    def reset(self, number, *, steps=None):
         self.number = number
 
     def act(self, observation, goal):

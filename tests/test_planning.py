@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from mazes import STACK, UMAZE, at_rest, codec, learned, model_of
+from mazes import STACK, UMAZE, at_rest, codec, departures, learned, model_of, streams
 from small import small
 
 from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, planning
 from diffusion_forcing.config import replace
+from diffusion_forcing.data.maze2d import frames_of, joints
 from diffusion_forcing.envs.maze2d import Balls
 from diffusion_forcing.planning import PlanningAgent, PlanOptions, Trajectory, arrive, avoid, reach, visit
 from diffusion_forcing.run import open_run
@@ -313,13 +314,25 @@ def test_an_agent_tells_where_the_balls_are():
 
 
 def test_an_agent_leaves_the_callers_model_alone():
-    model = learned("transformer")
-    before = [parameter.requires_grad for parameter in model.parameters()]
-    model.train()
+    model = model_of("transformer").train()
     PlanningAgent(model, "umaze")
     assert model.training
-    assert [parameter.requires_grad for parameter in model.parameters()] == before
-    model.eval()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_plans_by_joints_are_one_motion_from_where_the_ball_is():
+    frames, _ = frames_of(streams())
+    seen = at_rest((1.0, 1.0), (3.0, 1.2))
+    worst = {}
+    for name, laws in (("with", joints(frames, codec())), ("without", None)):
+        model = learned("transformer")
+        model = DiffusionForcing(model.backbone, model.schedule, codec=model.codec, variance=model.variance, joints=laws)
+        agent = PlanningAgent(model, "umaze", dataclasses.replace(QUICK, scale=0.02))
+        agent.reset(2, steps=60)
+        plan = agent.propose(seen, goals(agent))
+        apart = departures(torch.cat([plan.action, plan.observation], dim=-1), torch.from_numpy(seen).float())
+        worst[name] = max(part.abs().max().item() for part in apart)
+    assert worst["with"] < 0.02 < 0.2 < worst["without"]
 
 
 def test_rewards_by_hand():
