@@ -165,8 +165,8 @@ def test_play_keeps_the_plans_of_the_first_ball_and_when_they_were_made():
     assert [t for t, _ in episodes.plans] == [0, 8, 16]
     assert all(plan.shape == (20, 6) for _, plan in episodes.plans)
     assert (episodes.plans[0][1] != episodes.plans[1][1]).any(), "each its own, though the agent writes over them"
-    episodes = play(diffuser(number=2), Balls("umaze", 2, seed=0), steps=3)
-    assert [(t, plan.shape) for t, plan in episodes.plans] == [(0, (300, 6))]
+    episodes = play(diffuser(number=2), Balls("umaze", 2, seed=0), steps=33)
+    assert [(t, plan.shape) for t, plan in episodes.plans] == [(0, (40, 6))], "whole tokens, for as long as the episode lasts"
 
 
 def hand_made(rewards, touched=None) -> Episodes:

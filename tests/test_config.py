@@ -217,7 +217,7 @@ def test_a_model_is_built_as_described():
     config = ModelConfig(TransformerConfig(hidden=8, layers=2, heads=2, window=3), "linear", 30, "eps", "min_snr", 2.0, clip=1.5)
     model = config.build(5, 2)
     assert model.backbone.config == {
-        "width": 5, "cond": 2, "hidden": 8, "layers": 2, "heads": 2, "causal": True, "window": 3, "waves": 0, "levels": 30,
+        "width": 5, "cond": 2, "hidden": 8, "layers": 2, "heads": 2, "causal": True, "window": 3, "levels": 30,
     }  # fmt: skip
     assert (model.parameterization, model.weight, model.clip, model.schedule.levels) == ("eps", MinSNR(2.0), 1.5, 30)
 

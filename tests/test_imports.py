@@ -11,7 +11,7 @@ import diffusion_forcing
 
 PACKAGE = Path(diffusion_forcing.__file__).parent
 CORE = ["schedule", "parameterization", "levels", "weighting", "matrix", "step", "sampling", "fast", "guidance", "likelihood", "joints",
-        "checks", "model"]  # fmt: skip
+        "smoothing", "checks", "model"]  # fmt: skip
 FILES = [PACKAGE / f"{name}.py" for name in CORE] + sorted((PACKAGE / "backbones").glob("*.py"))
 ALLOWED = {"torch", "einops", *sys.stdlib_module_names}
 

@@ -37,7 +37,7 @@ class Diffuser:
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
         self.number, self.time = number, 0
-        self.length = (steps or self.maze.steps) // self.stack
+        self.length = -(-(steps or self.maze.steps) // self.stack)
         self.counts = Counts()
         self.plan = np.zeros((number, 0, 6), dtype=np.float32)
 
