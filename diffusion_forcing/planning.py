@@ -149,6 +149,10 @@ class PlanOptions:
     """Tokens of the shortest plan, where lookahead is None."""
     margin: int = 3
     """Tokens planned beyond the arrival, where lookahead is None."""
+    surprise: float = 0.2
+    """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: the next one looks
+    to the episode's end again, and each time in a row is guided half as much. A ball that is held up by a wall which its plan overlooked
+    finds another way."""
     memory: int = 0
     """Tokens of the past that a plan is conditioned on, besides the present."""
     eta: float = 0.0
@@ -158,6 +162,8 @@ class PlanOptions:
         check_options(self, "steps", "draws", "candidates", "replan", "near_replan", "shortest")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
+        if not self.surprise >= 0:
+            raise ValueError(f"surprise is a distance in metres; got {self.surprise}")
         if self.memory < 0 or self.margin < 0:
             raise ValueError(f"memory and margin count tokens from 0; got {self.memory}, {self.margin}")
         if self.schedule not in ("full_sequence", "pyramid", "autoregressive"):
@@ -231,6 +237,7 @@ class PlanningAgent:
         self.horizon = np.full(number, min(top, self.options.lookahead or top))  # tokens of the next plan
         self.age = np.full(number, 10**9)  # frames executed of the plan
         self.interval = np.zeros(number, dtype=np.int64)
+        self.surprises = np.zeros(number, dtype=np.int64)  # plans in a row that were not what happened
         self.plan = np.zeros((number, 0, 6), dtype=np.float32)  # frames, filled up with NaN where plans are shorter
         self.past = np.zeros((number, 0, 6), dtype=np.float32)  # frames executed
         self.first = np.zeros((number, 4), dtype=np.float32)
@@ -253,7 +260,12 @@ class PlanningAgent:
             done = due & (self.interval > 0)
             if done.any():
                 planned = self.plan[done, np.minimum(self.age[done] - 1, self.plan.shape[1] - 1), 2:4]
-                self.counts.errors.append(np.linalg.norm(planned - seen[done, :2], axis=1))
+                apart = np.linalg.norm(planned - seen[done, :2], axis=1)
+                self.counts.errors.append(apart)
+                if self.options.lookahead is None and goal is not None:
+                    surprised = apart > self.options.surprise
+                    self.surprises[done] = np.where(surprised, self.surprises[done] + 1, 0)
+                    self.horizon[np.flatnonzero(done)[surprised]] = self.steps // self.stack
             self._replan(np.flatnonzero(due), seen, wanted, reward)
         action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), self.age, :2]), -1, 1)
         self.age += 1
@@ -405,7 +417,9 @@ class PlanningAgent:
         if reward is not None:
             return reward
         assert goal is not None
-        return reach(torch.from_numpy(goal[who].astype(np.float32)))
+        towards = reach(torch.from_numpy(goal[who].astype(np.float32)))
+        believed = torch.from_numpy(0.5 ** self.surprises[who].astype(np.float32))
+        return lambda plan: _rows(believed, plan) * towards(plan)
 
     def _decode(self, tokens: Tensor) -> Trajectory:
         return self._trajectory(self.codec.decode(tokens))

@@ -320,6 +320,32 @@ def test_an_agent_leaves_the_callers_model_alone():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_ball_that_is_held_up_looks_to_the_end_again_and_is_guided_half_as_much(monkeypatch):
+    agent, seen, lengths = agent_of(number=2, episode=300, near_replan=10), at_rest((1, 1), (3, 1)), {}
+    make = agent._make
+
+    def making(who, *others):
+        lengths.update(dict.fromkeys(who.tolist(), others[-1]))
+        return make(who, *others)
+
+    monkeypatch.setattr(agent, "_make", making)
+    plan = line((1, 1), (1, 2), (3, 3))
+    path = Trajectory(*(part.repeat(2, 1, 1) for part in plan))
+    before = agent._reward(np.arange(2), goals(agent), None)(path)
+    agent.act(seen, goals(agent))
+    for surprises in (1, 2):
+        agent.horizon[:] = 4  # as if the plans had arrived
+        agent.plan[:, :, 2:4] = seen[:, None, :2] + np.array([[[0.0, 0.5]], [[0.0, 0.01]]])  # the first ball's is not what happens
+        while agent.age[0] < agent.interval[0]:
+            agent.act(seen, goals(agent))
+        agent.act(seen, goals(agent))
+        assert lengths[0] == 30 - (agent.time - 1) // 10, "to the episode's end"
+        assert lengths[1] == 4
+        assert agent.surprises.tolist() == [surprises, 0]
+        after = agent._reward(np.arange(2), goals(agent), None)(path)
+        torch.testing.assert_close(after, before * torch.tensor([0.5**surprises, 1.0]))
+
+
 def test_plans_by_joints_are_one_motion_from_where_the_ball_is():
     frames, _ = frames_of(streams())
     seen = at_rest((1.0, 1.0), (3.0, 1.2))
