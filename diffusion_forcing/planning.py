@@ -139,7 +139,7 @@ class PlanOptions:
     """How Monte Carlo guidance draws futures."""
     candidates: int = 1
     """Plans drawn at a time, of which the one of highest predicted reward is kept."""
-    replan: int = 10
+    replan: int = 20
     """Actions executed of a plan before the next is made."""
     near_replan: int = 5
     """The same for a plan of the shortest length."""
@@ -149,13 +149,13 @@ class PlanOptions:
     """Tokens of the shortest plan, where lookahead is None."""
     margin: int = 3
     """Tokens planned beyond the arrival, where lookahead is None."""
-    surprise: float = 0.2
-    """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: the next one looks
-    to the episode's end again, and each time in a row is guided half as much. A ball that is held up by a wall which its plan overlooked
-    finds another way."""
+    surprise: float = 0.1
+    """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: it is made again
+    at once, looks to the episode's end, and is guided half as much each time in a row. A ball that is held up by a wall which its plan
+    overlooked finds another way."""
     memory: int = 0
     """Tokens of the past that a plan is conditioned on, besides the present."""
-    eta: float = 0.0
+    eta: float = 1.0
     """Fresh noise while denoising: 0 none (DDIM), 1 as in training (DDPM)."""
 
     def __post_init__(self) -> None:
@@ -254,18 +254,19 @@ class PlanningAgent:
         else:
             self.past = np.concatenate([self.past, np.concatenate([self.acted, seen], axis=1)[:, None].astype(np.float32)], axis=1)
         due = (self.age >= self.interval) | (self.age >= self._planned())
+        begun = self.interval > 0
+        apart = np.where(begun, np.linalg.norm(self._foreseen() - seen[:, :2], axis=1), 0.0)
+        surprised = apart > self.options.surprise
+        if goal is not None and self.options.lookahead is None:
+            due |= surprised
         if reward is not None and due.any():
             due[:] = True  # a reward of the user's own may speak of all balls at once
         if due.any():
-            done = due & (self.interval > 0)
-            if done.any():
-                planned = self.plan[done, np.minimum(self.age[done] - 1, self.plan.shape[1] - 1), 2:4]
-                apart = np.linalg.norm(planned - seen[done, :2], axis=1)
-                self.counts.errors.append(apart)
-                if self.options.lookahead is None and goal is not None:
-                    surprised = apart > self.options.surprise
-                    self.surprises[done] = np.where(surprised, self.surprises[done] + 1, 0)
-                    self.horizon[np.flatnonzero(done)[surprised]] = self.steps // self.stack
+            self.counts.errors.append(apart[due & begun])
+            self.surprises[due] = np.where(surprised, self.surprises + 1, 0)[due]
+            if self.options.lookahead is None and goal is not None:
+                self.horizon[~begun] = self.options.shortest  # see `_replan`
+                self.horizon[due & surprised] = self.steps // self.stack
             self._replan(np.flatnonzero(due), seen, wanted, reward)
         action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), self.age, :2]), -1, 1)
         self.age += 1
@@ -279,6 +280,12 @@ class PlanningAgent:
         length = horizon or self.options.lookahead or self.steps // self.stack
         frames = self._make(np.arange(self.number), seen, wanted, reward, length)
         return self._trajectory(frames)
+
+    def _foreseen(self) -> NDArray[np.float32]:
+        """Where the plans have the balls now, (n, 2)."""
+        if self.plan.shape[1] == 0:
+            return np.full((self.number, 2), np.nan, dtype=np.float32)
+        return self.plan[np.arange(self.number), np.clip(self.age - 1, 0, self.plan.shape[1] - 1), 2:4]
 
     def _planned(self) -> NDArray[np.int64]:
         """Frames of each ball's plan."""
@@ -302,30 +309,44 @@ class PlanningAgent:
         return seen, wanted
 
     def _replan(self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None) -> None:
-        """New plans for some balls, those of one length together."""
+        """New plans for some balls, those of one length together.
+
+        Where the look-ahead is open, a plan that does not arrive is made again, looking twice as far, up to the episode's end: plans
+        that look too far have time for detours.
+        """
         left = -(-(self.steps - self.time) // self.stack)
+        deepen = self.options.lookahead is None and goal is not None
         wanted = np.minimum(self.horizon[who], max(1, left))
         if reward is not None:
             wanted[:] = wanted.max()  # all balls together, in their order
         for length in np.unique(wanted):
             group = who[wanted == length]
             frames = self._make(group, seen, goal, reward, int(length))
+            if deepen and goal is not None and length < left:
+                short = ~self._arrives(frames, goal[group])[0]
+                if short.any():
+                    self.horizon[group[short]] = 2 * length
+                    self._replan(group[short], seen, goal, reward)
+                group, frames = group[~short], frames[~short]
             if frames.shape[1] > self.plan.shape[1]:
                 more = np.full((self.number, frames.shape[1] - self.plan.shape[1], 6), np.nan, dtype=np.float32)
                 self.plan = np.concatenate([self.plan, more], axis=1)
             self.plan[group] = np.nan
             self.plan[group, : frames.shape[1]] = frames
             self.age[group] = 0
-            near = self.options.lookahead is None and goal is not None and length <= self.options.shortest
+            near = deepen and length <= self.options.shortest
             self.interval[group] = min(self.options.near_replan if near else self.options.replan, frames.shape[1])
-            if self.options.lookahead is None and goal is not None:
+            if deepen and goal is not None:
                 self.horizon[group] = self._next_horizon(frames, goal[group])
+
+    def _arrives(self, frames: NDArray[np.float32], goal: Array) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Whether plans (n, t, 6) come to their goals, and in which token; the episode's last where they do not."""
+        close = np.linalg.norm(frames[..., 2:4] - goal[:, None], axis=-1) < GOAL_RADIUS
+        return close.any(1), np.where(close.any(1), close.argmax(1) // self.stack, self.steps // self.stack)
 
     def _next_horizon(self, frames: NDArray[np.float32], goal: Array) -> NDArray[np.int64]:
         """Tokens of the next plan: as far as this one takes to arrive, and a margin. Lengths are rounded up, to batch them."""
-        close = np.linalg.norm(frames[..., 2:4] - goal[:, None], axis=-1) < GOAL_RADIUS
-        arrives = np.where(close.any(1), close.argmax(1) // self.stack, self.steps // self.stack)
-        wanted = arrives + 1 + self.options.margin
+        wanted = self._arrives(frames, goal)[1] + 1 + self.options.margin
         lengths = _lengths(self.options.shortest, self.steps // self.stack)
         return lengths[np.minimum(np.searchsorted(lengths, wanted), len(lengths) - 1)]
 

@@ -12,7 +12,7 @@ from ..tasks import Maze2D
 PLAN = {
     "umaze": PlanOptions(scale=0.1, near_scale=4.0),
     "medium": PlanOptions(scale=0.01, near_scale=4.0),
-    "large": PlanOptions(scale=0.005, near_scale=4.0),
+    "large": PlanOptions(scale=0.003, near_scale=4.0),
 }
 MINUTES = {"umaze": 4.0, "medium": 20.0, "large": 20.0}
 """Of training, on two cores."""
