@@ -258,11 +258,12 @@ class PlanningAgent:
         apart = np.where(begun, np.linalg.norm(self._foreseen() - seen[:, :2], axis=1), 0.0)
         surprised = apart > self.options.surprise
         if goal is not None and self.options.lookahead is None:
-            due |= surprised
+            due |= surprised & (self.age >= self.options.near_replan)
         if reward is not None and due.any():
             due[:] = True  # a reward of the user's own may speak of all balls at once
         if due.any():
-            self.counts.errors.append(apart[due & begun])
+            if (due & begun).any():
+                self.counts.errors.append(apart[due & begun])
             self.surprises[due] = np.where(surprised, self.surprises + 1, 0)[due]
             if self.options.lookahead is None and goal is not None:
                 self.horizon[~begun] = self.options.shortest  # see `_replan`
@@ -314,7 +315,7 @@ class PlanningAgent:
         Where the look-ahead is open, a plan that does not arrive is made again, looking twice as far, up to the episode's end: plans
         that look too far have time for detours.
         """
-        left = -(-(self.steps - self.time) // self.stack)
+        left = min(-(-(self.steps - self.time) // self.stack), self.steps // self.stack)
         deepen = self.options.lookahead is None and goal is not None
         wanted = np.minimum(self.horizon[who], max(1, left))
         if reward is not None:

@@ -678,7 +678,7 @@ def test_evaluation_measures_says_so_and_draws(trained, tmp_path):
     }  # fmt: skip
     assert set(evaluation.metrics) == names
     assert evaluation.metrics["episodes"] == 2
-    assert evaluation.metrics["plans"] == 2 * 30
+    assert evaluation.metrics["plans"] == 2 * 15
     scores, about = evaluation.tables
     assert scores.title == "Maze2D umaze, fixed goal: normalised score"
     assert scores.rows[0][0] == "here: Diffusion Forcing, own actions"
