@@ -150,9 +150,9 @@ class PlanOptions:
     margin: int = 3
     """Tokens planned beyond the arrival, where lookahead is None."""
     surprise: float = 0.1
-    """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: it is made again
-    at once, looks to the episode's end, and is guided half as much each time in a row. A ball that is held up by a wall which its plan
-    overlooked finds another way."""
+    """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: it is made
+    again (after near_replan actions at the earliest), to the episode's end and guided half as much each time in a row. A ball held up by
+    a wall that its plan overlooked finds another way."""
     memory: int = 0
     """Tokens of the past that a plan is conditioned on, besides the present."""
     eta: float = 1.0
