@@ -27,6 +27,8 @@ from .matrix import autoregressive, full_sequence, pyramid
 from .model import DiffusionForcing
 from .sampling import sample
 
+DOUBT_LEVEL = 0.45  # share of K to which a plan is noised to ask whether the model believes it
+
 
 class Trajectory(NamedTuple):
     """A plan in the world's units, frame by frame: action (b, t, 2), observation after it (b, t, 4)."""
@@ -151,8 +153,12 @@ class PlanOptions:
     """Tokens planned beyond the arrival, where lookahead is None."""
     surprise: float = 0.1
     """Metres between plan and execution from which on a plan towards a goal is not believed, where lookahead is None: it is made
-    again (after near_replan actions at the earliest), to the episode's end and guided half as much each time in a row. A ball held up by
-    a wall that its plan overlooked finds another way."""
+    again (after near_replan actions at the earliest), to the episode's end and guided half as much; a plan that comes true takes one
+    halving back. A ball held up by a wall that its plan overlooked finds another way."""
+    doubt: float = 0.35
+    """Metres by which the model may disagree with a plan that guidance drew, where lookahead is None: noised half-way and denoised
+    without guidance, a plan through a wall comes back somewhere else. One in doubt counts as one that does not arrive, and a longer one
+    is made. The shortest plans and those to the episode's end are not asked about."""
     memory: int = 0
     """Tokens of the past that a plan is conditioned on, besides the present."""
     eta: float = 1.0
@@ -162,8 +168,8 @@ class PlanOptions:
         check_options(self, "steps", "draws", "candidates", "replan", "near_replan", "shortest")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"a plan looks at least one token ahead; got lookahead={self.lookahead}")
-        if not self.surprise >= 0:
-            raise ValueError(f"surprise is a distance in metres; got {self.surprise}")
+        if not (self.surprise >= 0 and self.doubt >= 0):
+            raise ValueError(f"surprise and doubt are distances in metres; got {self.surprise}, {self.doubt}")
         if self.memory < 0 or self.margin < 0:
             raise ValueError(f"memory and margin count tokens from 0; got {self.memory}, {self.margin}")
         if self.schedule not in ("full_sequence", "pyramid", "autoregressive"):
@@ -237,7 +243,7 @@ class PlanningAgent:
         self.horizon = np.full(number, min(top, self.options.lookahead or top))  # tokens of the next plan
         self.age = np.full(number, 10**9)  # frames executed of the plan
         self.interval = np.zeros(number, dtype=np.int64)
-        self.surprises = np.zeros(number, dtype=np.int64)  # plans in a row that were not what happened
+        self.surprises = np.zeros(number, dtype=np.int64)  # plans that were not what happened, less those that were
         self.plan = np.zeros((number, 0, 6), dtype=np.float32)  # frames, filled up with NaN where plans are shorter
         self.past = np.zeros((number, 0, 6), dtype=np.float32)  # frames executed
         self.first = np.zeros((number, 4), dtype=np.float32)
@@ -264,7 +270,7 @@ class PlanningAgent:
         if due.any():
             if (due & begun).any():
                 self.counts.errors.append(apart[due & begun])
-            self.surprises[due] = np.where(surprised, self.surprises + 1, 0)[due]
+            self.surprises[due] = np.where(surprised, self.surprises + 1, np.maximum(self.surprises - 1, 0))[due]
             if self.options.lookahead is None and goal is not None:
                 self.horizon[~begun] = self.options.shortest  # see `_replan`
                 self.horizon[due & surprised] = self.steps // self.stack
@@ -312,8 +318,8 @@ class PlanningAgent:
     def _replan(self, who: NDArray[np.int64], seen: Array, goal: Array | None, reward: Reward | None) -> None:
         """New plans for some balls, those of one length together.
 
-        Where the look-ahead is open, a plan that does not arrive is made again, looking twice as far, up to the episode's end: plans
-        that look too far have time for detours.
+        Where the look-ahead is open, a plan that does not arrive, or that the model itself doubts, is made again, looking twice as far,
+        up to the episode's end: plans that look too far have time for detours.
         """
         left = min(-(-(self.steps - self.time) // self.stack), self.steps // self.stack)
         deepen = self.options.lookahead is None and goal is not None
@@ -325,6 +331,8 @@ class PlanningAgent:
             frames = self._make(group, seen, goal, reward, int(length))
             if deepen and goal is not None and length < left:
                 short = ~self._arrives(frames, goal[group])[0]
+                if length > self.options.shortest:
+                    short |= self._doubts(group, seen, frames) > self.options.doubt
                 if short.any():
                     self.horizon[group[short]] = 2 * length
                     self._replan(group[short], seen, goal, reward)
@@ -344,6 +352,20 @@ class PlanningAgent:
         """Whether plans (n, t, 6) come to their goals, and in which token; the episode's last where they do not."""
         close = np.linalg.norm(frames[..., 2:4] - goal[:, None], axis=-1) < GOAL_RADIUS
         return close.any(1), np.where(close.any(1), close.argmax(1) // self.stack, self.steps // self.stack)
+
+    def _doubts(self, who: NDArray[np.int64], seen: Array, frames: NDArray[np.float32], draws: int = 2) -> NDArray[np.float32]:
+        """Metres (n,) between plans (n, t, 6) and what the model makes of them unguided, at the frame where they differ most."""
+        schedule = self.model.schedule
+        context, tokens = self._context(who, seen), self.codec.encode(torch.from_numpy(frames))
+        k = torch.full(tokens.shape[:2], round(DOUBT_LEVEL * schedule.levels))
+        levels = torch.cat([k.new_zeros(context.shape[:2]), k], dim=1)
+        apart = torch.zeros(frames.shape[:2])
+        for _ in range(draws):
+            noisy = schedule.add_noise(tokens, k, torch.randn(tokens.shape, generator=self.generator))
+            with torch.no_grad():
+                again = self.model.predict(torch.cat([context, noisy], dim=1), levels).x0[:, context.shape[1] :]
+            apart += (self._decode(again).position - torch.from_numpy(frames[..., 2:4])).norm(dim=-1) / draws
+        return apart.amax(1).numpy()
 
     def _next_horizon(self, frames: NDArray[np.float32], goal: Array) -> NDArray[np.int64]:
         """Tokens of the next plan: as far as this one takes to arrive, and a margin. Lengths are rounded up, to batch them."""

@@ -165,7 +165,7 @@ def test_plans_end_with_the_episode(episode, by_reward):
 
 def test_a_plan_that_arrives_makes_the_next_ones_short_and_frequent(monkeypatch):
     """Arriving in the third token asks for it, the tokens before it and a margin, rounded up to one of few lengths."""
-    agent = agent_of(number=2, episode=300, surprise=10.0)
+    agent = agent_of(number=2, episode=300, surprise=10.0, doubt=10.0)
     lengths, frames_to_goal = [], 25
 
     def straight(who, seen, goal, reward, tokens):
@@ -344,6 +344,33 @@ def test_a_ball_that_is_held_up_looks_to_the_end_again_and_is_guided_half_as_muc
         assert agent.surprises.tolist() == [surprises, 0]
         after = agent._reward(np.arange(2), goals(agent), None)(path)
         torch.testing.assert_close(after, before * torch.tensor([0.5**surprises, 1.0]))
+    agent.plan[:, :, 2:4] = seen[:, None, :2]  # now the plans come true
+    agent.age[:] = agent.interval
+    agent.act(seen, goals(agent))
+    assert agent.surprises.tolist() == [1, 0], "one plan that comes true takes one surprise back"
+
+
+def test_a_plan_in_doubt_is_made_again_looking_further(monkeypatch):
+    agent = agent_of(number=2, episode=300, surprise=10.0)
+    monkeypatch.setattr(agent, "_arrives", lambda frames, goal: (np.ones(len(frames), bool), np.full(len(frames), 5)))
+    monkeypatch.setattr(agent, "_doubts", lambda who, seen, frames: np.where(who == 0, 1.0, 0.1))
+    plans = watched(agent)
+    agent.act(at_rest((1, 1), (3, 1)), goals(agent))
+    agent.horizon[:], agent.age[:] = 8, agent.interval
+    plans.clear()
+    agent.act(at_rest((1, 1), (3, 1)), goals(agent))
+    assert plans == [(1, [0, 1], 8), (1, [0], 16), (1, [0], 30)], "the ball in doubt looks on to the episode's end, the other does not"
+
+
+def test_the_model_doubts_what_it_would_not_have_drawn():
+    agent = agent_of(number=2, episode=300)
+    seen = at_rest((1, 1), (3, 1))
+    own = agent._make(np.arange(2), seen, goals(agent), None, 8)
+    bent = own.copy()
+    bent[1, 40:, 2:4] += 2 * np.sin(np.arange(40))[:, None]  # a ball that jumps about
+    before, after = agent._doubts(np.arange(2), seen, own), agent._doubts(np.arange(2), seen, bent)
+    assert after[1] > 4 * before[1]
+    assert after[0] < 2 * before[0]
 
 
 def test_plans_by_joints_are_one_motion_from_where_the_ball_is():
