@@ -36,10 +36,11 @@ def test_diffuser_acts_to_the_end_of_the_episode_and_after_it(pd, number):
         assert action.dtype == np.float32
         assert np.isfinite(action).all()
         assert np.abs(action).max() <= 1
-        assert policy.age.tolist() == [t + 1] * number
+        assert policy.age.tolist() == [t + 1 if pd else t % 130 + 1] * number
         balls.step(action)
-    assert policy.counts.plans == number, "planned once"
-    assert [len(errors) for errors in policy.counts.errors] == [number]
+    plans = 1 if pd else 3
+    assert policy.counts.plans == plans * number, "the controller holds the last position, own actions want a new plan"
+    assert [len(errors) for errors in policy.counts.errors] == [number] * plans
 
 
 def test_diffuser_holds_start_and_goal_while_it_denoises(monkeypatch):
@@ -55,12 +56,12 @@ def test_diffuser_holds_start_and_goal_while_it_denoises(monkeypatch):
     begin, end = token(balls.observation), token(np.concatenate([balls.goal, np.zeros((3, 2))], axis=1))
     assert len(seen) == 3
     for x, k in seen:
-        assert x.shape == (3, 31, 24)
+        assert x.shape == (3, 14, 24)
         assert torch.equal(x[:, :1], begin)
         assert torch.equal(x[:, -1:], end)
         assert len(k.unique()) == 1, "one level for all"
     assert [int(k[0, 0]) for _, k in seen] == policy.model.schedule.ladder(3).flip(0)[:-1].tolist()
-    assert policy.plan.shape == (3, 300, 6)
+    assert policy.plan.shape == (3, 130, 6)
     torch.testing.assert_close(torch.from_numpy(policy.plan[:, -STACK:]), codec().decode(end))
 
 

@@ -1,8 +1,9 @@
 """Diffuser (Janner et al. 2022), on our data and network: full-sequence diffusion with start and goal in-painted, planned once.
 
 All tokens share one level; the first is overwritten with the observation, the last with the goal, clean, after each step (the
-replacement technique). The plan is for the whole episode and is not made again: either its own actions are executed, or a PD
-controller is steered along its positions, as Diffuser's authors do.
+replacement technique), in 64 ancestral steps. A plan is as long as in Diffuser's own experiments, shorter than an episode. Either a PD
+controller is steered along its positions and then holds the last one, as Diffuser's authors do, or its own actions are executed, and
+a new plan is made when they are used up.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from ..model import DiffusionForcing
 from ..planning import Counts
 from ..step import ddim_step
 
+HORIZON = {"umaze": 128, "medium": 256, "large": 384}  # published
+
 
 class Diffuser:
     """reset(n), then act(observation, goal) once a step. pd: follow the planned positions with a PD controller."""
 
-    def __init__(self, model: DiffusionForcing, maze: Maze, *, steps: int = 20, pd: bool, stack: int = 10, seed: int = 0) -> None:
+    def __init__(self, model: DiffusionForcing, maze: Maze, *, steps: int = 64, pd: bool, stack: int = 10, seed: int = 0) -> None:
         if model.causal:
             raise ValueError("Diffuser sees the whole sequence; use a model with causal=False")
         self.model, self.maze, self.steps, self.pd, self.stack = copy.deepcopy(model).eval(), maze, steps, pd, stack
@@ -36,26 +39,27 @@ class Diffuser:
         self.reset(1)
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
-        self.number, self.time = number, 0
-        self.length = -(-(steps or self.maze.steps) // self.stack)
+        self.number, self.time, self.made = number, 0, 0
+        self.length = -(-min(steps or self.maze.steps, HORIZON[self.maze.name]) // self.stack)
         self.counts = Counts()
         self.plan = np.zeros((number, 0, 6), dtype=np.float32)
 
     @property
     def age(self) -> NDArray[np.int64]:
         """Steps since the plan was made."""
-        return np.full(self.number, self.time)
+        return np.full(self.number, self.time - self.made)
 
     def act(self, observation: Array, goal: Array) -> NDArray[np.float32]:
         """Actions (n, 2) for observations (n, 4) and goals (n, 2)."""
-        if self.time == 0:
-            began = time.perf_counter()
+        over = not self.pd and self.time - self.made >= self.plan.shape[1]
+        if self.time == 0 or over:
+            began, self.made = time.perf_counter(), self.time
             self.plan = self._sample(observation, goal).numpy()
             self.counts.plans += self.number
             self.counts.seconds += time.perf_counter() - began
-        elif self.time == 10:
+        elif self.time == self.made + 10:
             self.counts.errors.append(np.linalg.norm(self.plan[:, 9, 2:4] - observation[:, :2], axis=1))
-        now = self.plan[:, min(self.time, self.plan.shape[1] - 1)]
+        now = self.plan[:, min(self.time - self.made, self.plan.shape[1] - 1)]
         self.time += 1
         if not self.pd:
             return np.clip(now[:, :2], -1, 1)
@@ -73,7 +77,7 @@ class Diffuser:
             for level, below in itertools.pairwise(ladder):
                 x = torch.cat([begin, x[:, 1:-1], end], dim=1)
                 k = level.expand(x.shape[:2])
-                x = ddim_step(schedule, x, self.model.predict(x, k), k, below.expand(x.shape[:2]))
+                x = ddim_step(schedule, x, self.model.predict(x, k), k, below.expand(x.shape[:2]), eta=1.0, generator=self.generator)
             x = torch.cat([begin, x[:, 1:-1], end], dim=1)
         return self.codec.decode(x[:, 1:])
 
