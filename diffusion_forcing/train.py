@@ -179,9 +179,9 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:
         given = torch.rand(size, generator=generator) < config.given
-        k[given, 0] = 0
+        k[given, : config.context] = 0
         if past is not None:
-            past[given, 0] = 0
+            past[given, : config.context] = 0
     return [noise, k, past, kept]
 
 

@@ -1,8 +1,8 @@
 """Simple forecasts of multivariate series, to be beaten: seasonal naive, drift, random walk and a ridge VAR.
 
-Each takes a history values (t, d), oldest first, and returns samples (samples, horizon, d). Missing values are NaN, filled with the last
-one seen, or with the first one where there is none before. All dimensions are drawn together, so that the samples keep how they move
-together.
+Each takes a history values (t, d), oldest first, and returns draws (samples, horizon, d). Missing values are NaN and filled with the last
+one seen, or with the first one to come where none was seen before. Whatever is drawn from the past is drawn for all dimensions at once,
+so that they move together as they did.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Array = NDArray[np.floating[Any]]
 
 
 def seasonal_naive(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, season: int, seasons: int = 1) -> Array:
-    """The mean of the last `seasons` seasons, and the errors that this forecast made at earlier origins.
+    """The mean of the last `seasons` seasons, plus errors that this forecast made before.
 
-    season: steps until the series repeats, such as 24 or 168 of hourly values.
+    season: steps until the series repeats, such as 24 or 168 of hourly values. The errors are those of whole windows that end where the
+    history does, one horizon back, two and so on, as many as it holds; where it holds none, all draws are the same.
     """
     check_counts(horizon=horizon, samples=samples, season=season, seasons=seasons)
     history, needed = filled(values), season * seasons
     if len(history) < needed:
         raise ValueError(
-            f"{seasons} seasons of {season} steps want a history of {needed}; got {len(history)}; give a longer history or take fewer "
-            "seasons or a shorter one"
+            f"season={season} and seasons={seasons} want a history of {needed} steps; got {len(history)}; "
+            "give a longer history, a shorter season or fewer seasons"
         )
-    ahead = np.arange(horizon) % season
-    rows = ahead - season * np.arange(1, seasons + 1)[:, None]  # (seasons, horizon), from the origin
+    back = np.arange(horizon) % season - season * np.arange(1, seasons + 1)[:, None]
 
     def forecast(origin: int) -> Array:
-        return history[origin + rows].mean(0)
+        return history[origin + back].mean(0)
 
     return _with_past_errors(forecast, history, needed, horizon, samples, rng)
 
 
 def drift(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator) -> Array:
-    """The last value and the mean step of the whole history, and the errors that this forecast made at earlier origins."""
+    """The last value and the mean step so far, plus errors that this forecast made before (see seasonal_naive)."""
     check_counts(horizon=horizon, samples=samples)
     history = filled(values, least=2)
     ahead = np.arange(1, horizon + 1)[:, None]
@@ -48,14 +48,14 @@ def drift(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generato
     def forecast(origin: int) -> Array:
         return history[origin - 1] + ahead * (history[origin - 1] - history[0]) / (origin - 1)
 
-    # Steps of a history shorter than the horizon say little of the drift; where there is no longer one, little is better than nothing.
+    # The mean of fewer steps than the horizon is wild, and so are its errors: only short histories use them.
     first = max(2, min(horizon + 1, len(history) - horizon))
     return _with_past_errors(forecast, history, first, horizon, samples, rng)
 
 
 def random_walk(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, recent: int = 250,
                 log: bool | None = None) -> Array:  # fmt: skip
-    """The last value and steps drawn from the `recent` last ones, each step of all dimensions at once.
+    """The last value, plus steps drawn from the `recent` last ones less their mean, for the walk has no drift.
 
     log: steps of the logarithm; None takes it where all values are positive.
     """
@@ -63,56 +63,57 @@ def random_walk(values: ArrayLike, horizon: int, samples: int, rng: np.random.Ge
     history = filled(values, least=2)
     lowest = history.min()
     if log and lowest <= 0:
-        raise ValueError(f"steps of the logarithm want positive values; the lowest is {lowest}; pass log=False or None")
-    if log is None:
-        log = bool(lowest > 0)
-    level = np.log(history[-recent - 1 :]) if log else history[-recent - 1 :]
+        raise ValueError(f"log=True wants positive values; the lowest is {lowest}; pass log=False, or None to let the values decide")
+    log = bool(lowest > 0) if log is None else log
+    level = history[-recent - 1 :]
+    level = np.log(level) if log else level
     steps = np.diff(level, axis=0)
+    steps -= steps.mean(0)
     path = level[-1] + steps[rng.integers(len(steps), size=(samples, horizon))].cumsum(1)
     return np.exp(path) if log else path
 
 
 def ridge_var(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, components: int = 8,
-              lags: Sequence[int] = (1, 2, 24), ridge: float = 0.01) -> Array:  # fmt: skip
-    """A vector autoregression of the principal components of the standardised values, driven by its own past errors.
+              lags: Sequence[int] = (1, 2, 24, 168), ridge: float = 0.01) -> Array:  # fmt: skip
+    """A linear autoregression of the first principal components of the standardised values, simulated with its own past errors.
 
-    components: of them; all dimensions as they are where there are no more. lags: steps back that it looks. ridge: strength of the
-    penalty on the coefficients, as a share of the number of steps. What the components leave out is drawn from the past, too.
+    components: how many; series of no more dimensions are taken as they are. lags: steps back that it looks at. ridge: weight of the
+    squared coefficients beside the mean squared error. What the components leave out is drawn from the past in blocks of the horizon.
     """
-    check_counts(horizon=horizon, samples=samples, components=components, **{f"lag {lag}": lag for lag in lags})
-    if not lags:
-        raise ValueError("lags should name one step back at least; got none; (1,) is the simplest")
-    if not ridge >= 0:
-        raise ValueError(f"ridge should not be negative; got {ridge}")
-    longest = max(lags)
-    history = filled(values, least=longest + 2)
-    mean, scale = history.mean(0), history.std(0)
-    scale = np.where(scale > 0, scale, 1)
+    check_counts(horizon=horizon, samples=samples, components=components)
+    if len(lags) == 0 or min(lags) < 1:
+        raise ValueError(f"lags should be steps back, from 1, one of them at least; got {tuple(lags)}; the simplest is (1,)")
+    if not 0 <= ridge < np.inf:
+        raise ValueError(f"ridge should be 0 or more; got {ridge}")
+    history, longest = filled(values), max(lags)
+    if len(history) < longest + 2:
+        raise ValueError(
+            f"a lag of {longest} wants a history of {longest + 2} steps; got {len(history)}; give a longer history or pass shorter lags"
+        )
+    mean, scale = history.mean(0), _not_zero(history.std(0), 1e-12 * np.abs(history).max(0))
     standard = (history - mean) / scale
     axes = _principal_axes(standard, components)
     scores = standard @ axes
     width = scores.std(0)
-    width = np.where(width > 0, width, 1)
-    scores = scores / width
-    axes = axes * width
-    left_out = standard - scores @ axes.T
+    width = _not_zero(width, 1e-7 * width.max())
+    scores, back = scores / width, (axes * width).T
 
     past = np.concatenate([scores[longest - lag : len(scores) - lag] for lag in lags], axis=1)
-    target = scores[longest:]
     gram = past.T @ past + ridge * len(past) * np.eye(past.shape[1])
-    weight = np.linalg.lstsq(gram, past.T @ target, rcond=None)[0]
-    error = target - past @ weight
+    weight = np.linalg.lstsq(gram, past.T @ scores[longest:], rcond=None)[0]
+    errors = scores[longest:] - past @ weight
 
     path = np.empty((samples, longest + horizon, scores.shape[1]))
     path[:, :longest] = scores[-longest:]
-    drawn = error[rng.integers(len(error), size=(samples, horizon))]
+    path[:, longest:] = errors[rng.integers(len(errors), size=(samples, horizon))]
     for t in range(longest, longest + horizon):
-        path[:, t] = np.concatenate([path[:, t - lag] for lag in lags], axis=1) @ weight + drawn[:, t - longest]
-    return path, axes, left_out, mean, scale, error
+        path[:, t] += np.concatenate([path[:, t - lag] for lag in lags], axis=1) @ weight
+    left_out = (standard - scores @ back)[_blocks(len(history), horizon, samples, rng)]
+    return mean + scale * (path[:, longest:] @ back + left_out)
 
 
 def filled(values: ArrayLike, least: int = 1) -> Array:
-    """The history (t, d) as float64 without gaps: the last value seen, or the first one to come."""
+    """A history (t, d) of at least `least` steps as float64 without gaps."""
     history = np.asarray(values, dtype=np.float64)
     if history.ndim != 2:
         raise ValueError(f"values should be (steps, dimensions); got shape {history.shape}; a single series wants values[:, None]")
@@ -125,26 +126,42 @@ def filled(values: ArrayLike, least: int = 1) -> Array:
         return history
     empty = np.flatnonzero(~seen.any(0))
     if len(empty):
-        raise ValueError(f"each dimension should hold a value; {empty.tolist()} are NaN throughout; leave them out")
+        raise ValueError(f"each dimension should hold a value; NaN throughout are {empty.tolist()}; leave them out")
     row = np.where(seen, np.arange(len(history))[:, None], seen.argmax(0))
     return np.take_along_axis(history, np.maximum.accumulate(row, axis=0), axis=0)
 
 
 def _with_past_errors(forecast: Callable[[int], Array], history: Array, first: int, horizon: int, samples: int,
                       rng: np.random.Generator) -> Array:  # fmt: skip
+    """The forecast (horizon, d) at the end of the history, plus errors of the same forecast at origins from `first` on."""
+    now = forecast(len(history))
+    # A horizon apart, so that horizons of whole days meet the errors of the same hours.
     origins = range(len(history) - horizon, first - 1, -horizon)
-    point = forecast(len(history))
     if not origins:
-        return np.broadcast_to(point, (samples, *point.shape)).copy()
+        return np.repeat(now[None], samples, axis=0)
     errors = np.stack([history[origin : origin + horizon] - forecast(origin) for origin in origins])
-    return point + errors[rng.integers(len(errors), size=samples)]
+    return now + errors[rng.integers(len(errors), size=samples)]
+
+
+def _blocks(length: int, horizon: int, samples: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """(samples, horizon) rows of a history: runs of the horizon, a horizon apart as above, or single rows where it holds no run."""
+    if length < horizon:
+        return rng.integers(length, size=(samples, horizon))
+    starts = np.arange(length - horizon, -1, -horizon)
+    return starts[rng.integers(len(starts), size=samples)][:, None] + np.arange(horizon)
 
 
 def _principal_axes(standard: Array, components: int) -> Array:
+    """(d, c) orthonormal directions of most variance, or all d as they are where there are no more than c."""
     t, d = standard.shape
     if d <= components:
         return np.eye(d)
-    if t < d:
-        left = np.linalg.eigh(standard @ standard.T)[1][:, ::-1][:, :components]
-        return np.linalg.qr(standard.T @ left)[0]
-    return np.linalg.eigh(standard.T @ standard)[1][:, ::-1][:, :components]
+    if t >= d:
+        return np.linalg.eigh(standard.T @ standard)[1][:, : -components - 1 : -1]
+    moments = np.linalg.eigh(standard @ standard.T)[1][:, : -components - 1 : -1]  # of steps: the smaller of the two products
+    return np.linalg.qr(standard.T @ moments)[0]
+
+
+def _not_zero(scale: Array, rounding: Array | float) -> Array:
+    """Scales to divide by: 1 in place of those that are no larger than rounding."""
+    return np.where(scale > rounding, scale, 1)

@@ -1,0 +1,364 @@
+"""Series as tokens: what is normal for each, and windows of how far they depart from it.
+
+A token is one value of one series, as its departure from what was to be expected, in units of what is usual. So a network that has learned
+nothing is already a fair forecast (its tokens are white noise), and series of any range look alike to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from .sequences import Batch
+
+Array = NDArray[np.float64]
+Kind = Literal["lags", "steps"]
+Transform = Literal["none", "sqrt", "log"]
+FURTHEST = 12.0  # usual departures beyond which a token is cut off: one typing error must not be all that a training sees
+
+
+@dataclass(frozen=True, eq=False)
+class Normal:
+    """What values (t, d) are expected to be, and by how much they are usually off.
+
+    kind="lags": expected is a weighted sum of the values `lags` steps before, all of which lie before a forecast's start (no lag is
+    shorter than the horizon). kind="steps": expected is the value before, which within a forecast is a sampled one: tokens are then
+    steps, summed up to values. Departures are measured after a transform that makes them alike at all sizes.
+    """
+
+    kind: Kind
+    transform: Transform
+    horizon: int
+    season: int
+    lags: tuple[int, ...]
+    offset: Array  # (d,), added before the transform
+    mean: Array  # (d,), of transformed values
+    std: Array  # (d,)
+    weights: Array  # (lags,), for standardised values
+    spread: Array  # (d,), usual departure of each series
+    phase: Array  # (season,), by how much more or less at each phase of the season
+    low: Array  # (d,), no forecast is below
+
+    @property
+    def warm(self) -> int:
+        """Steps of a series before its first token."""
+        return max(self.lags) if self.kind == "lags" else 1
+
+    def standard(self, values: Array) -> Array:
+        """Values (t, d), transformed, mean 0 and variance 1 in training. NaN stays."""
+        shifted = values + self.offset
+        if self.transform == "none":
+            return (shifted - self.mean) / self.std
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shifted = np.maximum(shifted, 1e-6 * np.maximum(1e-6, np.abs(self.offset) + np.abs(self.low)))
+            moved = np.sqrt(shifted) if self.transform == "sqrt" else np.log(shifted)
+        return (moved - self.mean) / self.std
+
+    def filled(self, standard: Array) -> Array:
+        """Missing values by those of a season before, else by the last one, else by the mean: only to take lags from."""
+        out = standard.copy()
+        for t in np.flatnonzero(np.isnan(out).any(1)):
+            gone = np.isnan(out[t])
+            before = out[t - self.season] if t >= self.season else out[t - 1] if t else np.zeros(out.shape[1])
+            out[t, gone] = before[gone]
+        return np.nan_to_num(out)
+
+    def lagged(self, filled: Array, first: int, last: int) -> Array:
+        """Standardised values (last-first, d, lags) at each lag before steps first..last-1, counted from the start of `filled`."""
+        steps = np.arange(first, last)
+        return np.stack([filled[steps - lag] for lag in self.lags], axis=-1)
+
+    def size(self, clock: NDArray[np.int64]) -> Array:
+        """Usual departures (t, d) at the given times."""
+        return self.phase[clock % self.season][:, None] * self.spread
+
+    def tokens(self, values: Array, clock: NDArray[np.int64]) -> Array:
+        """Departures (t, d) of values (t, d): NaN where a value is missing, and for the first `warm` steps."""
+        standard = self.standard(values)
+        out = np.full_like(standard, np.nan)
+        if len(values) <= self.warm:
+            return out
+        if self.kind == "steps":
+            expected = standard[:-1] + 0.0
+            out[1:] = standard[1:] - expected
+        else:
+            filled = self.filled(standard)
+            out[self.warm :] = standard[self.warm :] - self.lagged(filled, self.warm, len(values)) @ self.weights
+        return np.clip(out / self.size(clock), -FURTHEST, FURTHEST)
+
+    def decode(self, tokens: Tensor, values: Array, clock: NDArray[np.int64]) -> Tensor:
+        """Values (n, h, d) of tokens (n, h, d) that follow a history (t, d). clock: times (h,) of the tokens. Differentiable."""
+        h = tokens.shape[1]
+        standard = self.filled(self.standard(values))
+        size = torch.as_tensor(self.size(clock), dtype=tokens.dtype)
+        if self.kind == "steps":
+            moved = torch.as_tensor(standard[-1], dtype=tokens.dtype) + (tokens * size).cumsum(1)
+        else:
+            padded = np.concatenate([standard, np.zeros((h, standard.shape[1]))])  # never read: no lag is shorter than the horizon
+            expected = self.lagged(padded, len(values), len(values) + h) @ self.weights
+            moved = torch.as_tensor(expected, dtype=tokens.dtype) + tokens * size
+        moved = moved * torch.as_tensor(self.std, dtype=tokens.dtype) + torch.as_tensor(self.mean, dtype=tokens.dtype)
+        if self.transform == "sqrt":
+            moved = moved.clamp(min=0) ** 2
+        elif self.transform == "log":
+            moved = moved.clamp(max=80).exp()
+        moved = moved - torch.as_tensor(self.offset, dtype=tokens.dtype)
+        return torch.maximum(moved, torch.as_tensor(self.low, dtype=tokens.dtype))
+
+    def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Put the arrays among tensors, and return the rest as plain JSON."""
+        rest = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                tensors[f"normal.{field.name}"] = torch.from_numpy(value.copy())
+            else:
+                rest[field.name] = list(value) if isinstance(value, tuple) else value
+        return rest
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Normal:
+        """The inverse of save."""
+        arrays = {name.removeprefix("normal."): value.numpy() for name, value in tensors.items() if name.startswith("normal.")}
+        return cls(**arrays, **{**rest, "lags": tuple(rest["lags"])})
+
+
+def seasonal_lags(horizon: int, periods: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """Lags no shorter than the horizon: up to seven seasons, then multiples of the longer periods, at most a quarter of the length."""
+    season = periods[0]
+    first = -(-horizon // season)
+    lags = {season * (first + i) for i in range(7)}
+    for period in periods[1:]:
+        lags |= {period * i for i in range(1, 5)}
+    usable = sorted(lag for lag in lags if horizon <= lag <= max(length // 4, horizon))
+    return tuple(usable) or (horizon,)
+
+
+def fit_normal(
+    values: Array, clock: NDArray[np.int64], horizon: int, periods: tuple[int, ...], *, kind: Kind | None = None,
+    transform: Transform | None = None,
+) -> Normal:  # fmt: skip
+    """What is normal by values (t, d) to train on. kind and transform are chosen by how well they explain these, where not given.
+
+    The transform is the likeliest, each departure taken as Gaussian (as Box and Cox do); the kind is the one whose forecasts of the last
+    quarter, with departures that fade at the rate they usually do, are nearer on average.
+    """
+    lags = seasonal_lags(horizon, periods, len(values))
+    kinds: tuple[Kind, ...] = ("lags", "steps") if kind is None else (kind,)
+    if len(values) < 2 * max(lags) + horizon and kind is None:
+        kinds = ("steps",)  # too short to learn from seasons
+    transforms: tuple[Transform, ...] = ("none", "sqrt", "log") if transform is None else (transform,)
+    if transform is None and (np.nanmin(values) < 0 or np.isnan(values).all()):
+        transforms = ("none",)
+    made = []
+    for one in kinds:
+        fits = [_fit(values, clock, horizon, periods, lags, one, by) for by in transforms]
+        made.append(max(fits, key=lambda normal: _likelihood(normal, values, clock)))
+    return made[0] if len(made) == 1 else min(made, key=lambda normal: _misses(normal, values, clock))
+
+
+def _fit(
+    values: Array, clock: NDArray[np.int64], horizon: int, periods: tuple[int, ...], lags: tuple[int, ...], kind: Kind, transform: Transform
+) -> Normal:
+    d = values.shape[1]
+    low = np.where(np.nanmin(values, axis=0) >= 0, 0.0, -np.inf)
+    typical = np.nan_to_num(np.nanmean(np.abs(values), axis=0))
+    offset = np.zeros(d)
+    if transform != "none":
+        whole = bool(np.all((values % 1 == 0) | np.isnan(values)))
+        # Zeros must stay apart from small values by no more than is usual: a quarter of a count, a hundredth of what is typical.
+        offset = np.full(d, 0.25) if whole else np.where(np.nanmin(values, axis=0) > 0, 0.0, 0.01 * typical + 1e-12)
+    start = Normal(
+        kind, transform, horizon, periods[0], lags, offset, np.zeros(d), np.ones(d), np.zeros(len(lags)), np.ones(d),
+        np.ones(periods[0]), low,
+    )  # fmt: skip
+    moved = start.standard(values)
+    mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
+    std = np.where(std > 1e-9 * np.maximum(1, np.abs(mean)), std, 1.0)
+    weights = np.zeros(len(lags))
+    normal = _with(start, mean=mean, std=std)
+    if kind == "lags":
+        standard = normal.standard(values)
+        past = normal.lagged(normal.filled(standard), max(lags), len(values)).reshape(-1, len(lags))
+        now = standard[max(lags) :].reshape(-1)
+        there = ~np.isnan(now)
+        past, now = past[there], now[there]
+        weights = np.linalg.solve(past.T @ past + 1e-3 * (len(past) + 1) * np.eye(len(lags)), past.T @ now)
+        normal = _with(normal, weights=weights)
+    departures = normal.tokens(values, clock)
+    spread = np.sqrt(np.nan_to_num(np.nanmean(_or_zero(departures) ** 2, axis=0)))
+    spread = np.maximum(spread, 1e-3)
+    phase = np.ones(periods[0])
+    relative = (departures / spread) ** 2
+    for at in range(periods[0]):
+        rows = relative[clock % periods[0] == at]
+        rows = rows[~np.isnan(rows)]
+        phase[at] = np.sqrt((rows.sum() + 10) / (len(rows) + 10))  # ten values' worth of belief that all phases are alike
+    phase = np.maximum(phase, 0.05)
+    normal = _with(normal, phase=phase)
+    again = normal.tokens(values, clock)
+    spread = np.maximum(np.sqrt(np.nan_to_num(np.nanmean(_or_zero(again) ** 2, axis=0))), 1e-3)
+    return _with(normal, spread=spread)
+
+
+def _with(normal: Normal, **changes: Any) -> Normal:
+    return Normal(**{**{field.name: getattr(normal, field.name) for field in fields(normal)}, **changes})
+
+
+def _or_zero(departures: Array) -> Array:
+    """Zeros where a whole series has no departure at all, so that its mean is a number."""
+    return np.where(np.isnan(departures).all(0), 0.0, departures)
+
+
+def _likelihood(normal: Normal, values: Array, clock: NDArray[np.int64]) -> float:
+    """Mean log-likelihood of values whose departures are Gaussian, but for a constant."""
+    departures, size = normal.tokens(values, clock), normal.size(clock) * normal.std
+    shifted = np.maximum(values + normal.offset, 1e-9)
+    slope = {"none": 0.0, "sqrt": -np.log(2 * np.sqrt(shifted)), "log": -np.log(shifted)}[normal.transform]
+    return float(np.nanmean(-np.log(size) - 0.5 * departures**2 + slope))
+
+
+def _misses(normal: Normal, values: Array, clock: NDArray[np.int64]) -> float:
+    """Mean distance between standardised values of the last quarter and forecasts made from the present departure alone."""
+    h, t = normal.horizon, len(values)
+    origins = np.arange(max(3 * t // 4, normal.warm + 1), t - h + 1, max(1, h // 2))
+    before = np.arange(normal.warm + 1, 3 * t // 4 - h, max(1, h // 2))
+    if len(origins) == 0 or len(before) < 3:
+        return np.inf if normal.kind == "lags" else 0.0
+    standard = normal.standard(values)
+    if normal.kind == "steps":
+        now = normal.filled(standard)
+        return float(np.nanmean([np.abs(standard[o : o + h] - now[o - 1]) for o in origins]))
+    expected = np.concatenate([np.zeros((normal.warm, values.shape[1])),
+                               normal.lagged(normal.filled(standard), normal.warm, t) @ normal.weights])  # fmt: skip
+    off = np.nan_to_num(standard - expected)
+    ahead, now = np.stack([off[o : o + h] for o in before]), off[before - 1]
+    fade = (ahead * now[:, None]).sum((0, 2)) / np.maximum((now**2).sum(), 1e-12)  # (h,), how much of a departure is left
+    said = [expected[o : o + h] + fade[:, None] * off[o - 1] for o in origins]
+    return float(np.nanmean([np.abs(standard[o : o + h] - s) for o, s in zip(origins, said, strict=True)]))
+
+
+@dataclass(frozen=True, eq=False)
+class Covariates:
+    """What a network is told beside the tokens: the calendar, which series it is, its lagged values, and what is known in advance."""
+
+    periods: tuple[float, ...]
+    about: Array  # (d, s), each series described by numbers: its share in the leading components, its size and spread
+    known_mean: Array  # (c,)
+    known_std: Array  # (c,)
+
+    def calendar(self, clock: NDArray[np.int64]) -> Array:
+        """Waves (t, w) of each period and its first overtones."""
+        waves = [
+            wave(2 * np.pi * harmonic * clock / period)
+            for period in self.periods
+            for harmonic in (1, 2, 3)
+            if period / harmonic > 2
+            for wave in (np.sin, np.cos)
+        ]
+        return np.stack(waves, axis=-1) if waves else np.zeros((len(clock), 0))
+
+    def width(self, normal: Normal) -> int:
+        return self.calendar(np.zeros(1, dtype=np.int64)).shape[1] + self.about.shape[1] + self.lag_width(normal) + len(self.known_mean)
+
+    def lag_width(self, normal: Normal) -> int:
+        return len(normal.lags) + 1 if normal.kind == "lags" else 0
+
+    def lagged(self, normal: Normal, standard: Array, first: int, last: int) -> NDArray[np.float32]:
+        """Lagged values and what they make expected, (last-first, d, lags + 1); nothing where tokens are steps."""
+        if normal.kind == "steps":
+            return np.zeros((last - first, standard.shape[1], 0), dtype=np.float32)
+        past = normal.lagged(standard, first, last)
+        return np.concatenate([past, (past @ normal.weights)[..., None]], axis=-1).astype(np.float32)
+
+    @classmethod
+    def fit(cls, values: Array, known: Array, normal: Normal, periods: tuple[float, ...], components: int = 4) -> Covariates:
+        standard = normal.filled(normal.standard(values))
+        d = values.shape[1]
+        about = np.zeros((d, 0))
+        if d > 1:
+            shares = np.linalg.svd(standard - standard.mean(0), full_matrices=False)[2][: min(components, d - 1)].T * np.sqrt(d)
+            size = np.stack([np.log1p(np.nanmean(np.abs(values), axis=0)), np.log(normal.spread)], axis=-1)
+            size = (size - size.mean(0)) / np.maximum(size.std(0), 1e-6)
+            about = np.clip(np.concatenate([shares * np.sign(shares.sum(0) + 1e-12), size], axis=-1), -4, 4)
+        std = known.std(0) if known.size else np.zeros(known.shape[1])
+        return cls(periods, about, known.mean(0) if known.size else std, np.where(std > 0, std, 1.0))
+
+    def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        for name in ("about", "known_mean", "known_std"):
+            tensors[f"covariates.{name}"] = torch.from_numpy(getattr(self, name).copy())
+        return {"periods": list(self.periods)}
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Covariates:
+        arrays = {name.removeprefix("covariates."): value.numpy() for name, value in tensors.items() if name.startswith("covariates.")}
+        return cls(tuple(rest["periods"]), **arrays)
+
+
+class SeriesWindows:
+    """Windows of single series: context and horizon, one token a value. A missing value is a masked token (at level K, that is)."""
+
+    def __init__(
+        self, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, covariates: Covariates, length: int,
+        first: int, last: int,
+    ) -> None:  # fmt: skip
+        """Windows of `length` tokens that lie within steps first..last-1 of the values (t, d)."""
+        first = max(first, normal.warm)
+        if last - first < length:
+            raise ValueError(
+                f"a window of {length} steps does not fit into the {max(0, last - first)} that are left (the first {normal.warm} are "
+                "needed as lags); give more history, or a shorter horizon or context"
+            )
+        self.length = length
+        self.first, self.last = first, last
+        tokens = normal.tokens(values, clock)
+        self._mask = torch.from_numpy(~np.isnan(tokens))
+        self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
+        standard = normal.filled(normal.standard(values))
+        self._lagged = torch.from_numpy(covariates.lagged(normal, standard, normal.warm, len(values)))
+        self._warm = normal.warm
+        self._time, self._about = timely(covariates, clock, known), torch.from_numpy(covariates.about.astype(np.float32))
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def cond_width(self) -> int:
+        return self._time.shape[1] + self._about.shape[1] + self._lagged.shape[2]
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        which = torch.randint(0, self._tokens.shape[1], (size,), generator=generator)
+        start = torch.randint(self.first, self.last - self.length + 1, (size,), generator=generator)
+        return torch.stack([which, start], dim=1)
+
+    def length_of(self, windows: Tensor) -> int:
+        return self.length
+
+    def all(self) -> Tensor:
+        """Windows for validation: every series, at starts half a window apart."""
+        starts = torch.arange(self.first, self.last - self.length + 1, max(1, self.length // 2))
+        return torch.cartesian_prod(torch.arange(self._tokens.shape[1]), starts)
+
+    def read(self, windows: Tensor) -> Batch:
+        which, start = windows.unbind(1)
+        steps = start[:, None] + torch.arange(self.length)
+        series = which[:, None].expand_as(steps)
+        cond = told(self._time[steps], self._about[which], self._lagged[steps - self._warm, series])
+        return Batch(self._tokens[steps, series][..., None], cond, self._mask[steps, series])
+
+
+def timely(covariates: Covariates, clock: NDArray[np.int64], known: Array) -> Tensor:
+    """What all series are told alike, (t, w + c): calendar and covariates known in advance."""
+    scaled = (known[: len(clock)] - covariates.known_mean) / covariates.known_std
+    return torch.from_numpy(np.concatenate([covariates.calendar(clock), scaled], axis=1).astype(np.float32))
+
+
+def told(time: Tensor, about: Tensor, lagged: Tensor) -> Tensor:
+    """Conditions (b, t, c) of b windows: time (b, t, w), about (b, s), lagged (b, t, l)."""
+    return torch.cat([time, about[:, None].expand(-1, time.shape[1], -1), lagged], dim=-1)

@@ -1,0 +1,386 @@
+"""Probabilistic forecasts of many series: a trained model with all it needs to read values and to speak in values.
+
+Each series is a sequence of its own to one shared network. That they move together is in the noise: a sampled future is a deterministic
+function of its noise, so noise that is correlated as the training windows' own was (see `SeriesModel.listen`) gives futures that are.
+What each value is told by is its level: 0 known, K missing, in between doubtful.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Generator, Tensor
+
+from .data.forecasting import Array, Covariates, Normal, timely, told
+from .guidance import guide
+from .likelihood import elbo
+from .matrix import autoregressive, full_sequence, pin, pyramid
+from .model import DiffusionForcing
+from .pretrained import write_atomically
+from .sampling import sample
+
+Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), differentiable
+Clock = NDArray[np.int64]
+ROWS = 20_000  # sequences sampled at a time, to bound memory
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How forecasts are drawn."""
+
+    samples: int = 100
+    """Futures drawn."""
+    steps: int = 16
+    """Denoising steps a token."""
+    schedule: Literal["autoregressive", "pyramid", "full_sequence"] = "autoregressive"
+    """Schedule matrix. Step after step is exact for a causal network."""
+    slope: float = 4.0
+    """Of the pyramid: rows from one token's start to the next one's."""
+    scale: float = 1.0
+    """Strength of guidance by a reward, where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.steps < 1:
+            raise ValueError(f"samples and steps count from 1; got {self.samples}, {self.steps}")
+        if self.schedule not in ("autoregressive", "pyramid", "full_sequence"):
+            raise ValueError(f"schedule is autoregressive, pyramid or full_sequence; got {self.schedule!r}")
+
+    def matrix(self, model: DiffusionForcing, horizon: int) -> Tensor:
+        ladder = model.schedule.ladder(min(self.steps, model.schedule.levels))
+        if self.schedule == "pyramid":
+            return pyramid(horizon, ladder, self.slope)
+        return {"full_sequence": full_sequence, "autoregressive": autoregressive}[self.schedule](horizon, ladder)
+
+
+@dataclass(eq=False)
+class SeriesModel:
+    """A network and what it takes to forecast values (t, d) with it."""
+
+    model: DiffusionForcing
+    normal: Normal
+    covariates: Covariates
+    context: int
+    """Steps of the past that the network reads."""
+    correlation: Tensor
+    """(d, d), of the noise of the series."""
+    warmth: Tensor
+    """(h,), standard deviation of the noise of each step ahead: 1 for a network that is as sure as it should be."""
+
+    @property
+    def horizon(self) -> int:
+        return self.normal.horizon
+
+    def _seen(self, values: Array, clock: Clock, level: Array | None, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Tokens (d, last-first, 1) of the steps first..last-1 and their levels (d, last-first): K where missing."""
+        top = self.model.schedule.levels
+        tokens = self.normal.tokens(values, clock)[first:last].T
+        levels = np.zeros(tokens.shape) if level is None else level[first:last].T
+        levels = np.where(np.isnan(tokens), top, levels)
+        return torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))[..., None], torch.from_numpy(levels).long()
+
+    def _told(self, values: Array, clock: Clock, known: Array, first: int, last: int) -> Tensor:
+        """Conditions (d, last-first, c) of steps first..last-1, of which those beyond the values lie in the future."""
+        standard = self.normal.filled(self.normal.standard(values))
+        ahead = max(0, last - len(values))
+        padded = np.concatenate([standard, np.zeros((ahead, standard.shape[1]))])  # never read: no lag is shorter than the horizon
+        lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, first, last)).transpose(0, 1)
+        time = timely(self.covariates, _extend(clock, ahead), known)[first:last]
+        about = torch.from_numpy(self.covariates.about.astype(np.float32))
+        return told(time[None].expand(len(about), -1, -1), about, lagged)
+
+    @torch.no_grad()
+    def draw(
+        self, values: Array, clock: Clock, known: Array | None = None, *, horizon: int | None = None, sampling: Sampling | None = None,
+        level: Array | None = None, reward: Reward | None = None, generator: Generator | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Array:  # fmt: skip
+        """Futures (n, h, d) after values (t, d), NaN where missing.
+
+        level: (t, d), the level of doubt about each value; None: all that are there are believed. reward: of futures (n, h, d), towards
+        which they are guided.
+        """
+        sampling = sampling or Sampling()
+        horizon = self.horizon if horizon is None else horizon
+        known = np.zeros((len(values) + horizon, 0)) if known is None else known
+        self._check(values, horizon, known)
+        # A series whose last values are missing is sampled from where it was last seen.
+        gap = _trailing(values) if self.normal.kind == "steps" else np.zeros(values.shape[1], dtype=np.int64)
+        if reward is not None and len(set(gap.tolist())) > 1:
+            raise ValueError("guidance speaks of all series at once, but they end at different times; fill or cut the last values first")
+        gap = np.minimum(gap, self.horizon * 4)
+        noise = self._noise(sampling.samples, horizon + int(gap.max(initial=0)), generator)
+        out = np.empty((sampling.samples, horizon, values.shape[1]))
+        size = max(1, ROWS // values.shape[1])
+        done = 0
+        for length in np.unique(gap):
+            which = np.flatnonzero(gap == length)
+            sub = self if len(which) == values.shape[1] else self._only(which)
+            past = values[: len(values) - length, which]
+            doubt = None if level is None else level[: len(past), which]
+            for rows in range(0, sampling.samples, size):
+                futures = sub._futures(
+                    past, clock[: len(past)], known, noise[rows : rows + size, : horizon + length][..., which], sampling, doubt, reward
+                )
+                out[rows : rows + size, :, which] = futures[:, length:]
+                done += len(futures) * len(which)
+                if progress is not None:
+                    progress(done, out.shape[0] * out.shape[2])
+        return out
+
+    def _futures(
+        self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None
+    ) -> Array:
+        """Futures (n, h, d) that the noise (n, h, d) becomes."""
+        n, horizon, d = noise.shape
+        t = len(values)
+        first = max(self.normal.warm, t - self.context)
+        tokens, levels = self._seen(values, clock, level, first, t)
+        cond = self._told(values, clock, known, first, t + horizon)
+        state = None
+        if tokens.shape[1]:
+            # What is not believed is noised to its level: at K it is noise alone.
+            drawn = torch.randn(tokens.shape, generator=Generator().manual_seed(0))
+            gone = (levels == self.model.schedule.levels)[..., None]
+            noised = torch.where(gone, drawn, self.model.schedule.add_noise(tokens, levels, drawn))
+            state = self.model.absorb(noised, cond[:, : t - first], level=levels)
+        denoise: Any = self.model.denoiser(cond[:, t - first :], state)
+        later = _extend(clock, horizon)[t:]
+        if reward is not None:
+            judge = reward
+
+            def of_tokens(x: Tensor) -> Tensor:
+                futures = self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later)
+                score = judge(futures)
+                if score.shape != (n,):
+                    raise ValueError(f"a reward maps futures {tuple(futures.shape)} to one score each, ({n},); got {tuple(score.shape)}")
+                return (score.float() / d).repeat(d)
+
+            denoise = guide(denoise, self.model.schedule, of_tokens, sampling.scale)
+        x = noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
+        x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon))
+        return self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later).numpy()
+
+    @torch.no_grad()
+    def fill(
+        self,
+        values: Array,
+        clock: Clock,
+        known: Array | None = None,
+        *,
+        sampling: Sampling | None = None,
+        generator: Generator | None = None,
+    ) -> Array:
+        """Values (n, t, d) with what is missing drawn given both sides of each gap. For networks that see everything."""
+        if self.model.causal:
+            raise ValueError("filling a gap looks at both of its sides; train with a network that sees everything (backbone=transformer)")
+        if self.normal.kind == "steps":
+            raise ValueError("filling a gap needs values as tokens, not steps between them; fit with kind='lags'")
+        sampling = sampling or Sampling(schedule="full_sequence")
+        known = np.zeros((len(values), 0)) if known is None else known
+        out = np.repeat(values[None], sampling.samples, axis=0)
+        for first, last in _gaps(values):
+            begin = max(self.normal.warm, first - self.context)
+            if first < self.normal.warm:
+                raise ValueError(f"the gap at step {first} lies within the first {self.normal.warm} steps, which are needed as lags")
+            end = min(len(values), last + self.context)
+            if last - first > self.horizon:
+                raise ValueError(f"the gap of {last - first} steps from step {first} is longer than the horizon of {self.horizon}")
+            now = out.mean(0) if np.isnan(out).any() else out[0]
+            tokens, levels = self._seen(now, clock, None, begin, end)
+            cond = self._told(now, clock, known, begin, end)
+            for series in np.flatnonzero(np.isnan(values[first:last]).any(0)):
+                absent = levels[series] > 0
+                matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
+                matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())
+                x = tokens[series : series + 1].repeat(sampling.samples, 1, 1)
+                noise = torch.randn(x.shape, generator=generator)
+                x = torch.where(absent[None, :, None], noise, x)
+                x = sample(self.model.denoiser(cond[series : series + 1].repeat(sampling.samples, 1, 1)), self.model.schedule, x, matrix)
+                steps = np.flatnonzero(np.isnan(values[first:last, series])) + first
+                size = self.normal.size(clock)[steps, series]
+                expected = self._expected(now, steps, series)
+                moved = expected + x[:, steps - begin, 0].double().numpy() * size
+                out[:, steps, series] = self._back(moved, series)
+        return out
+
+    def _expected(self, values: Array, steps: NDArray[np.int64], series: int) -> Array:
+        standard = self.normal.filled(self.normal.standard(values))
+        return np.stack([standard[steps - lag, series] for lag in self.normal.lags], axis=-1) @ self.normal.weights
+
+    def _back(self, moved: Array, series: int) -> Array:
+        """Standardised values of one series back in its units."""
+        normal = self.normal
+        moved = moved * normal.std[series] + normal.mean[series]
+        moved = {"none": moved, "sqrt": np.maximum(moved, 0) ** 2, "log": np.exp(np.minimum(moved, 80))}[normal.transform]
+        return np.maximum(moved - normal.offset[series], normal.low[series])
+
+    @torch.no_grad()
+    def surprise(self, values: Array, clock: Clock, known: Array | None = None, *, steps: int = 16, draws: int = 4, seed: int = 0) -> Array:
+        """How unlikely each value is given those before it, (t, d) in nats: minus the bound on its log-likelihood. NaN: not judged.
+
+        Likelihoods of tokens, so values of all series compare.
+        """
+        known = np.zeros((len(values), 0)) if known is None else known
+        out = np.full(values.shape, np.nan)
+        schedule = self.model.schedule
+        length = self.context + self.horizon
+        for end in range(len(values), self.normal.warm, -self.horizon):
+            begin = max(self.normal.warm, end - length)
+            tokens, levels = self._seen(values, clock, None, begin, end)
+            bound = elbo(
+                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end), ladder=schedule.ladder(steps),
+                draws=draws, generator=Generator().manual_seed(seed),
+            )  # fmt: skip
+            fresh = max(begin, end - self.horizon)
+            judged = torch.where(levels < schedule.levels, -bound, torch.nan)
+            out[fresh:end] = judged[:, fresh - begin :].T.double().numpy()
+        return out
+
+    @torch.no_grad()
+    def listen(
+        self, values: Array, clock: Clock, known: Array | None = None, *, held: int = 0, windows: int = 60, steps: int = 16
+    ) -> SeriesModel:
+        """The same, with its noise as that of past windows was: encoded backwards along the sampler's path.
+
+        held: how many of the last steps were kept from training: only there does a network show how sure it may be.
+        """
+        known = np.zeros((len(values), 0)) if known is None else known
+        first = self.normal.warm + self.context
+        last = len(values) - self.horizon
+        if last <= first:
+            return self
+        origins = np.unique(np.linspace(max(first, last - windows * self.horizon), last, windows).astype(int))
+        noises = np.stack([self._noise_of(values, clock, known, int(o), steps) for o in origins])  # (n, h, d), NaN where missing
+        flat = noises.reshape(-1, noises.shape[-1])
+        correlation = torch.from_numpy(_correlation(flat)).float()
+        fresh = noises[origins >= len(values) - held] if held else noises
+        warmth = np.sqrt(np.nanmean(fresh**2, axis=(0, 2))) if len(fresh) else np.ones(self.horizon)
+        smooth = np.polynomial.Polynomial.fit(np.arange(len(warmth)), np.nan_to_num(warmth, nan=1.0), 1)(np.arange(len(warmth)))
+        return SeriesModel(
+            self.model, self.normal, self.covariates, self.context, correlation, torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float()
+        )
+
+    def _noise_of(self, values: Array, clock: Clock, known: Array, origin: int, steps: int) -> Array:
+        """The noise (h, d) from which the sampler would have drawn what happened after a past origin."""
+        schedule = self.model.schedule
+        first = max(self.normal.warm, origin - self.context)
+        last = origin + self.horizon
+        seen, levels = self._seen(values[:last], clock[:last], None, first, last)
+        cond = self._told(values[:last], clock[:last], known, first, last)
+        ladder = schedule.ladder(steps)
+        generator = Generator().manual_seed(origin)
+        ahead = torch.zeros(last - first, dtype=torch.bool)
+        ahead[origin - first :] = True
+        gone = levels == schedule.levels
+        # The lowest rung is noised at random: at level 0 there is no noise to be read.
+        white = torch.randn(seen.shape, generator=generator)
+        x = schedule.add_noise(seen, torch.full_like(levels, int(ladder[1])), white)
+        for low, high in zip(ladder[1:-1].tolist(), ladder[2:].tolist(), strict=True):
+            k = torch.full_like(levels, low)
+            if self.model.causal:
+                past = torch.where(gone[..., None], white, seen)
+                pred = self.model.predict_forced(x, k, past, levels, cond)
+            else:
+                mixed = torch.where(ahead[None, :, None], x, torch.where(gone[..., None], white, seen))
+                pred = self.model.predict(mixed, torch.where(ahead, k, levels), cond)
+            rung = torch.tensor(high)
+            x = schedule.alpha(rung) * pred.x0 + schedule.sigma(rung) * pred.eps
+        out = x[:, origin - first :, 0].T.double().numpy()
+        return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
+
+    def _noise(self, number: int, horizon: int, generator: Generator | None) -> Tensor:
+        """White in time, correlated between series: (n, h, d)."""
+        d = len(self.correlation)
+        white = torch.randn(number, horizon, d, generator=generator)
+        root = torch.linalg.cholesky(self.correlation.double()).float()
+        warmth = self.warmth[torch.arange(horizon).clamp(max=len(self.warmth) - 1)]
+        return (white @ root.T) * warmth[:, None]
+
+    def _only(self, which: NDArray[np.int64]) -> SeriesModel:
+        """The same for some of the series."""
+        normal = {f: getattr(self.normal, f) for f in self.normal.__dataclass_fields__}
+        for name in ("offset", "mean", "std", "spread", "low"):
+            normal[name] = normal[name][which]
+        about = Covariates(self.covariates.periods, self.covariates.about[which], self.covariates.known_mean, self.covariates.known_std)
+        chosen = torch.from_numpy(which)
+        return SeriesModel(self.model, Normal(**normal), about, self.context, self.correlation[chosen][:, chosen], self.warmth)
+
+    def _check(self, values: Array, horizon: int, known: Array) -> None:
+        d = len(self.covariates.about) if self.covariates.about.shape[1] else values.shape[1]
+        if values.ndim != 2 or values.shape[1] != len(self.correlation) or d != values.shape[1]:
+            raise ValueError(f"the model was trained on {len(self.correlation)} series; got values of shape {values.shape}")
+        if not 1 <= horizon <= self.horizon:
+            raise ValueError(f"the model forecasts 1 to {self.horizon} steps ahead; got {horizon}. Train one with a longer horizon")
+        if len(values) <= self.normal.warm:
+            raise ValueError(f"a forecast needs more than {self.normal.warm} steps of history; got {len(values)}")
+        if known.shape[1] != len(self.covariates.known_mean) or len(known) < len(values) + horizon:
+            raise ValueError(
+                f"covariates known in advance must cover {len(values) + horizon} steps and be {len(self.covariates.known_mean)} as in "
+                f"training; got {known.shape}"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Into a folder: the model as usual, the rest as series.json and series.safetensors."""
+        self.model.save_pretrained(folder / "model")
+        tensors = {"correlation": self.correlation.contiguous(), "warmth": self.warmth.contiguous()}
+        about = {
+            "version": FORMAT, "context": self.context, "normal": self.normal.save(tensors), "covariates": self.covariates.save(tensors),
+        }  # fmt: skip
+        write_atomically(folder / "series.safetensors", lambda file: save_file(tensors, file))
+        write_atomically(folder / "series.json", lambda file: Path(file).write_text(json.dumps(about, indent=2) + "\n"))
+
+    @classmethod
+    def load(cls, folder: Path) -> SeriesModel:
+        """From a folder that `save` wrote."""
+        if not (folder / "series.json").exists():
+            raise FileNotFoundError(f"{folder} holds no forecasting model (no series.json); `dforce forecast FILE` trains one")
+        about, tensors = json.loads((folder / "series.json").read_text()), load_file(folder / "series.safetensors")
+        return cls(
+            DiffusionForcing.from_pretrained(folder / "model"), Normal.load(tensors, about["normal"]),
+            Covariates.load(tensors, about["covariates"]), about["context"], tensors["correlation"], tensors["warmth"],
+        )  # fmt: skip
+
+
+def _extend(clock: Clock, steps: int) -> Clock:
+    """The clock (t,) and its next steps."""
+    return np.concatenate([clock, clock[-1] + 1 + np.arange(steps)])
+
+
+def _trailing(values: Array) -> NDArray[np.int64]:
+    """(d,), how many of the last values are missing."""
+    there = ~np.isnan(values)
+    return np.where(there.any(0), there[::-1].argmax(0), len(values))
+
+
+def _gaps(values: Array) -> list[tuple[int, int]]:
+    """Stretches (first, last+1) of steps in which some value is missing."""
+    gone = np.concatenate([[False], np.isnan(values).any(1), [False]])
+    edges = np.flatnonzero(gone[1:] != gone[:-1])
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _correlation(noises: Array) -> Array:
+    """Correlation (d, d) of noises (n, d), drawn towards independence by as much as its own uncertainty asks (Schäfer and Strimmer)."""
+    d = noises.shape[1]
+    there = ~np.isnan(noises)
+    clean = np.where(there, noises, 0.0)
+    clean = (clean - clean.sum(0) / np.maximum(there.sum(0), 1)) * there
+    scale = np.sqrt((clean**2).sum(0))
+    unit = clean / np.where(scale > 0, scale, 1.0)
+    r = np.clip(unit.T @ unit, -1, 1)
+    np.fill_diagonal(r, 0.0)
+    n = max(3, int(there.sum(0).min()))
+    strength = (r**2).sum()
+    shrink = min(1.0, max(0.01, ((1 - r**2) ** 2 * ~np.eye(d, dtype=bool)).sum() / (n - 1) / strength)) if strength > 0 else 1.0
+    r = (1 - shrink) * r
+    np.fill_diagonal(r, 1.0)
+    return r
