@@ -110,7 +110,7 @@ class SeriesModel:
         """
         sampling = sampling or Sampling()
         horizon = self.horizon if horizon is None else horizon
-        known = np.zeros((len(values) + horizon, 0)) if known is None else known
+        known = _rows(known, len(values) + horizon)
         self._check(values, horizon, known)
         # A series whose last values are missing is sampled from where it was last seen.
         gap = _trailing(values) if self.normal.kind == "steps" else np.zeros(values.shape[1], dtype=np.int64)
@@ -185,7 +185,7 @@ class SeriesModel:
         if self.normal.kind == "steps":
             raise ValueError("filling a gap needs values as tokens, not steps between them; fit with kind='lags'")
         sampling = sampling or Sampling(schedule="full_sequence")
-        known = np.zeros((len(values), 0)) if known is None else known
+        known = _rows(known, len(values))
         out = np.repeat(values[None], sampling.samples, axis=0)
         for first, last in _gaps(values):
             begin = max(self.normal.warm, first - self.context)
@@ -229,7 +229,7 @@ class SeriesModel:
 
         Likelihoods of tokens, so values of all series compare.
         """
-        known = np.zeros((len(values), 0)) if known is None else known
+        known = _rows(known, len(values))
         out = np.full(values.shape, np.nan)
         schedule = self.model.schedule
         length = self.context + self.horizon
@@ -247,13 +247,13 @@ class SeriesModel:
 
     @torch.no_grad()
     def listen(
-        self, values: Array, clock: Clock, known: Array | None = None, *, held: int = 0, windows: int = 60, steps: int = 16
+        self, values: Array, clock: Clock, known: Array | None = None, *, held: int = 0, windows: int = 24, steps: int = 8
     ) -> SeriesModel:
         """The same, with its noise as that of past windows was: encoded backwards along the sampler's path.
 
         held: how many of the last steps were kept from training: only there does a network show how sure it may be.
         """
-        known = np.zeros((len(values), 0)) if known is None else known
+        known = _rows(known, len(values))
         first = self.normal.warm + self.context
         last = len(values) - self.horizon
         if last <= first:
@@ -353,6 +353,11 @@ class SeriesModel:
 def _extend(clock: Clock, steps: int) -> Clock:
     """The clock (t,) and its next steps."""
     return np.concatenate([clock, clock[-1] + 1 + np.arange(steps)])
+
+
+def _rows(known: Array | None, rows: int) -> Array:
+    """Covariates known in advance; as many rows as are asked for where there are none."""
+    return np.zeros((rows, 0)) if known is None or known.shape[1] == 0 else known
 
 
 def _trailing(values: Array) -> NDArray[np.int64]:

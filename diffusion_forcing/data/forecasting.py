@@ -355,7 +355,7 @@ class SeriesWindows:
 
 def timely(covariates: Covariates, clock: NDArray[np.int64], known: Array) -> Tensor:
     """What all series are told alike, (t, w + c): calendar and covariates known in advance."""
-    scaled = (known[: len(clock)] - covariates.known_mean) / covariates.known_std
+    scaled = (known[: len(clock)] - covariates.known_mean) / covariates.known_std if known.shape[1] else np.zeros((len(clock), 0))
     return torch.from_numpy(np.concatenate([covariates.calendar(clock), scaled], axis=1).astype(np.float32))
 
 

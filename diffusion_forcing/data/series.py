@@ -130,9 +130,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Options:
-    """What the user said, or we found out, of a table's columns."""
+    """What the user said, or we found out, of a table's columns. Without a time column no stamp can be off the clock."""
 
-    time: str
+    time: str | None
     id: str | None
     value: str | None
     freq: str | None
@@ -187,7 +187,8 @@ def _read_text(file: Path, separator: str, id: str | None) -> Any:
             frame = pd.read_csv(file, skiprows=1, names=names, index_col=False, na_values=[""], low_memory=False,
                                 float_precision="round_trip", dtype={id: str} if id in names else None, **options)  # fmt: skip
     except pd.errors.EmptyDataError as error:
-        raise ValueError(f"{file.name} is empty; it should hold a header and a row for each step") from error
+        what = f"the first line of {file.name}" if file.stat().st_size else file.name
+        raise ValueError(f"{what} is empty; a table has a line that names the columns, then a row for each step") from error
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise ValueError(f"the rows of {file.name} do not fit its header ({str(error).strip()}); each needs {len(header)} cells") from error
     except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
@@ -199,7 +200,7 @@ def _read_text(file: Path, separator: str, id: str | None) -> Any:
 def _check_header(header: list[str], source: str) -> None:
     """Raise where the first line names no columns, or one twice."""
     if not any(header):
-        raise ValueError(f"the first line of {source} is empty; it should name the columns")
+        raise ValueError(f"the first line of {source} has empty cells only; it should name the columns")
     twice = _twice([name for name in header if name])
     if twice is not None:
         raise ValueError(f"{source} has two columns called {twice!r}; rename one")
@@ -240,7 +241,7 @@ def _read_array(file: Path, value: str | None, freq: str | None, known: tuple[st
         raise ValueError(f"{file.name} has {len(names)} names for {values.shape[1]} series; give one each")
     table = _Table(pd.DataFrame(values, columns=names), np.arange(len(values)), file.name)
     index, freq, notes = _array_clock(arrays, len(values), freq, file.name)
-    return _panel(table, index, _Options("start", None, value, freq, known, kind), notes)
+    return _panel(table, index, _Options(None, None, value, freq, known, kind), notes)
 
 
 def _array_clock(arrays: dict[str, Any], t: int, freq: str | None, source: str) -> tuple[Any, str | None, list[str]]:
@@ -298,7 +299,7 @@ class _Table:
             i = int(wrong.argmax())
             out = "correct it, or leave it empty if it is missing"
             if _is_text(cells):
-                out = "drop the column, write it as numbers, or, if it tells series apart, name it with --id"
+                out = "drop the column, write it as numbers such as 1.5, or, if it tells series apart, name it with --id"
             raise ValueError(f"{self.at(column, i)}: {str(cells.iloc[i])!r} is not a number; {out}")
         rule, broken = RULES[kind]
         for bad, should, out in (
@@ -311,6 +312,15 @@ class _Table:
         return values
 
 
+def _distinct(cells: Any) -> tuple[NDArray[np.int64], Any]:
+    """For each cell the number of its content, and the contents: names and stamps come again and again, and are slow to read."""
+    try:
+        codes, contents = pd.factorize(cells.astype(object), use_na_sentinel=False)
+    except TypeError:  # lists and the like
+        codes, contents = np.arange(len(cells)), cells.to_numpy()
+    return codes, pd.Series(contents, dtype=object)
+
+
 def _text(cells: Any) -> tuple[Any, NDArray[np.bool_]]:
     """Cells as stripped text, and which of them are missing."""
     text = cells.astype(object).where(cells.notna(), "").astype(str).str.strip()
@@ -321,10 +331,12 @@ def _numbers(cells: Any) -> tuple[Array, NDArray[np.bool_]]:
     """Cells as numbers, NaN where missing or wrong, and which of them are wrong."""
     if pd.api.types.is_numeric_dtype(cells.dtype) and not pd.api.types.is_complex_dtype(cells.dtype):
         return cells.to_numpy(dtype=np.float64, na_value=np.nan), np.zeros(len(cells), dtype=bool)
-    plain = cells.astype(object).map(lambda cell: int(cell) if isinstance(cell, (bool, np.bool_)) else cell)
-    text, missing = _text(plain)
-    values = pd.to_numeric(text.where(~missing, None).astype(object), errors="coerce").to_numpy(dtype=np.float64)
-    return values, np.isnan(values) & ~missing
+    codes, contents = _distinct(cells)
+    text, missing = _text(contents.map(lambda cell: int(cell) if isinstance(cell, (bool, np.bool_)) else cell).astype(object))
+    values = pd.to_numeric(text.where(~missing, None).astype(object), errors="coerce").to_numpy(dtype=np.float64, copy=True)
+    right = ~np.isnan(values)
+    values[right] = [float(cell) for cell in text[right]]  # pandas is off in the last digits, so that one NA would change its column
+    return values[codes], (~right & ~missing)[codes]
 
 
 def _is_text(cells: Any) -> bool:
@@ -333,8 +345,9 @@ def _is_text(cells: Any) -> bool:
         return True
     if not (pd.api.types.is_object_dtype(cells.dtype) or pd.api.types.is_string_dtype(cells.dtype)):
         return False
-    wrong = _numbers(cells)[1].sum()
-    return bool(wrong) and 2 * wrong >= (~_text(cells)[1]).sum()
+    contents = _distinct(cells)[1]
+    wrong = _numbers(contents)[1].sum()
+    return bool(wrong) and 2 * wrong >= (~_text(contents)[1]).sum()
 
 
 def _is_dated(cells: Any) -> bool:
@@ -344,9 +357,10 @@ def _is_dated(cells: Any) -> bool:
 # The clock.
 
 
-def _dates(table: _Table, column: str, decide: bool = True) -> tuple[Any, NDArray[np.bool_]]:
-    """Text as dates, NaT where it is none, and which cells are neither dates nor missing. To decide is to raise where two can be meant."""
-    text, missing = _text(table.cells[column])
+def _dates(cells: Any) -> tuple[Any, NDArray[np.bool_], str | None]:
+    """Text as dates, NaT where it is none; which cells are neither dates nor missing; and the two readings of a cell where two remain."""
+    codes, contents = _distinct(cells)
+    text, missing = _text(contents)
     # pandas reads "now" as a date; ours have a year of four digits, or figures with a mark between.
     text = text.where(text.str.contains(r"\d{4}|\d[-/.:]\d") & ~missing, None)
     zoned = bool(text.str.contains(r":\d\d(?:\.\d+)?\s*(?:Z|[+-]\d\d:?\d\d)$", na=False).any())
@@ -356,20 +370,19 @@ def _dates(table: _Table, column: str, decide: bool = True) -> tuple[Any, NDArra
             warnings.simplefilter("ignore")  # of formats that it has to guess: so do we, and compare
             return pd.DatetimeIndex(pd.to_datetime(text, errors="coerce", utc=zoned, **how)).as_unit("ns")
 
-    dates = parse(format="ISO8601")
+    dates, doubt = parse(format="ISO8601"), None
     if 2 * dates.notna().sum() < (~missing).sum():
         us, eu = parse(dayfirst=False), parse(dayfirst=True)
-        if decide and us.notna().sum() == eu.notna().sum() and not us.equals(eu):
+        if us.notna().sum() == eu.notna().sum() and not us.equals(eu):
             i = int((np.asarray(us != eu) & np.asarray(us.notna() & eu.notna())).argmax())
-            raise ValueError(f"{table.at(column, i)}: {text.iloc[i]!r} may be {_say(us[i])} or {_say(eu[i])}, and no other cell decides; "
-                             "write dates as 2020-01-31")  # fmt: skip
+            doubt = f"{text.iloc[i]!r} may be {_say(us[i])} or {_say(eu[i])}"
         dates = us if us.notna().sum() >= eu.notna().sum() else eu
-    return dates, np.asarray(dates.isna()) & ~missing
+    return dates[codes], (np.asarray(dates.isna()) & ~missing)[codes], doubt
 
 
-def _date_share(table: _Table, column: str) -> float:
-    """The share of a column's cells, missing ones aside, that are dates."""
-    dates, wrong = _dates(table, column, decide=False)
+def _date_share(cells: Any) -> float:
+    """The share of a column's contents, missing ones aside, that are dates."""
+    dates, wrong, _ = _dates(_distinct(cells)[1])
     return float(dates.notna().sum() / max(dates.notna().sum() + wrong.sum(), 1))
 
 
@@ -406,7 +419,7 @@ def _find_time(table: _Table, id: str | None, taken: set[str]) -> str | None:
     if dated:
         return next((column for column in dated if column in named), dated[0])
     words = [column for column in free if _is_text(cells[column])]
-    shares = {column: _date_share(table, column) for column in words}
+    shares = {column: _date_share(cells[column]) for column in words}
     labels = [column for column in words if shares[column] < 0.5]
     label = id or (labels[0] if len(labels) == 1 else None)
     for column in named:
@@ -434,12 +447,18 @@ def _is_calendar(table: _Table, column: str) -> bool:
 def _stamps(table: _Table, time: str) -> tuple[_Table, Any]:
     """The rows that have a stamp, and the stamps: a DatetimeIndex, or whole numbers. Empty rows are left out."""
     cells = table.cells[time]
+    wrong = np.zeros(len(cells), dtype=bool)
     if _is_dated(cells):
-        periods = isinstance(cells.dtype, pd.PeriodDtype)
-        stamps = (pd.PeriodIndex(cells).to_timestamp() if periods else pd.DatetimeIndex(cells)).as_unit("ns")
-        wrong = np.zeros(len(cells), dtype=bool)
+        try:
+            stamps = (pd.PeriodIndex(cells).to_timestamp() if isinstance(cells.dtype, pd.PeriodDtype) else pd.DatetimeIndex(cells)).as_unit(
+                "ns"
+            )
+        except pd.errors.OutOfBoundsDatetime as error:
+            raise ValueError(f"{table.source}, column {time!r} has dates outside the years 1678 to 2261 ({error}); correct them") from error
     elif _is_text(cells):
-        stamps, wrong = _dates(table, time)
+        stamps, wrong, doubt = _dates(cells)
+        if doubt is not None:
+            raise ValueError(f"{table.source}, column {time!r}: {doubt}, and no other cell decides; write dates as 2020-01-31")
     else:
         values, wrong = _numbers(cells)
         wrong |= np.isfinite(values) & (values != np.floor(values)) | np.isinf(values)
@@ -520,7 +539,8 @@ def _grid(table: _Table, time: str, stamps: Any, freq: str | None) -> tuple[Any,
         raise ValueError(f"{table.source} has {len(unique)} stamps from {_say(unique[0])} to {_say(unique[-1])}, which would be "
                          f"{(wall[-1] - wall[0]) // step + 1} steps; correct the first or last, or give a longer --freq")  # fmt: skip
     # Most stamps say where the clock stands; one that starts off it should not put all others in the wrong.
-    anchor = unique[0] if step is None else unique[int((wall % step == _common(wall % step)).argmax())]
+    first = 0 if step is None else int((wall % step == _common(wall % step)).argmax())
+    anchor = unique[first] - offset * int((wall[first] - wall[0]) // step) if first and step else unique[0]
     dated = isinstance(stamps, pd.DatetimeIndex)
     grid = pd.date_range(anchor, unique[-1], freq=offset) if dated else pd.RangeIndex(int(anchor), int(unique[-1]) + 1, step)
     positions = grid.get_indexer(stamps)
@@ -594,7 +614,7 @@ def from_frame(
     if time is None and id is not None:
         raise ValueError(f"{source} is long, with its series told apart by {id!r}, and no column looks like the time; name it with --time")
     if time is None:
-        return _panel(table, pd.RangeIndex(len(cells)), _Options("row", None, value, freq, known, kind), [])
+        return _panel(table, pd.RangeIndex(len(cells)), _Options(None, None, value, freq, known, kind), [])
     table, stamps = _stamps(table, time)
     if not len(stamps):
         raise ValueError(f"{source}, column {time!r} has no stamps; name another with --time")
@@ -614,7 +634,7 @@ def _plain(frame: Any, time: str | None, freq: str | None, source: str) -> tuple
             return cells.assign(**{name: stamps}), name, freq or stamps.freqstr
     elif index.nlevels > 1 or index.name is not None or pd.api.types.is_object_dtype(index.dtype):
         levels = index.to_frame(index=False)
-        levels.columns = [str(name if name is not None else "index") for name in index.names]
+        levels.columns = [f"index {i}" if name is None else str(name) for i, name in enumerate(index.names)]
         cells = pd.concat([levels, cells], axis=1)
     twice = _twice(list(cells.columns))
     if twice is not None:
@@ -636,7 +656,7 @@ def _panel(table: _Table, stamps: Any, options: _Options, notes: list[str]) -> P
     """A panel of cells whose stamps (rows,) and layout are known."""
     if options.kind not in RULES:
         raise ValueError(f"kind is one of {', '.join(RULES)}; got {options.kind!r}")
-    time, known, long = options.time, options.known, options.id is not None
+    time, known, long = options.time or "", options.known, options.id is not None
     covariates = [_covariate(table, column) for column in known]
     names, codes, numbers = _long(table, options) if long else _wide(table, options, notes)
     _check_duplicates(table, time, stamps, codes, names)
@@ -669,12 +689,11 @@ def _wide(table: _Table, options: _Options, notes: list[str]) -> tuple[list[str]
         if column.lower() == ROWS and _rises(table, column, None):
             names.remove(column)
             notes.append(f"column {column!r} counts rows and was left out")
-        elif column.lower() in (*TIMES, *CLOCKS) and pd.api.types.is_integer_dtype(table.cells[column].dtype):
+        elif column.lower() in (*TIMES, *CLOCKS):
             notes.append(f"column {column!r} was taken for a series; if it is the clock, name it with --time")
     if not names:
-        raise ValueError(
-            f"{table.source} has no column of values beside {', '.join((options.time, *options.known))}; add one for each series"
-        )
+        beside = ", ".join(column for column in (options.time, *options.known) if column)
+        raise ValueError(f"{table.source} has no column of values beside {beside}; add one for each series")
     columns = [table.numbers(column, options.kind) for column in names]
     for name, numbers in zip(names, columns, strict=True):
         if np.isnan(numbers).all():
@@ -719,8 +738,9 @@ def _check_duplicates(table: _Table, time: str, stamps: Any, codes: NDArray[np.i
     whose, out = "", "keep one of the rows, or name the column that tells series apart with --id"
     if codes is not None:
         whose, out = f" of series {names[codes[i]]!r}", "keep one of the rows, or add them up"
-    raise ValueError(f"{table.at(time, i)}: {_say(stamps[i])}{whose} stands in row {table.rows[first]} already; {out} (where clocks "
-                     "were put back for winter, write stamps in UTC)")  # fmt: skip
+    if isinstance(stamps, pd.DatetimeIndex):
+        out += " (where clocks were put back for winter, write stamps in UTC)"
+    raise ValueError(f"{table.at(time, i)}: {_say(stamps[i])}{whose} stands in row {table.rows[first]} already; {out}")
 
 
 def _check_spacing(table: _Table, stamps: Any, codes: NDArray[np.int64], names: list[str]) -> None:
@@ -792,7 +812,7 @@ def check_horizon(panel: Panel, horizon: int) -> None:
     ahead = len(panel.known) - t
     if panel.known_names and ahead < horizon:
         raise ValueError(f"{panel.known_names[0]!r}, known in advance, has to cover the {horizon} steps to forecast and has {ahead} rows "
-                         f"after the last value; the first missing is {_say(panel.future(ahead + 1)[-1])}, add rows from there on")  # fmt: skip
+                         f"after the last value; the first that is missing is {_say(panel.future(ahead + 1)[-1])}; add rows")  # fmt: skip
 
 
 def write_frame(frame: pd.DataFrame, path: str | Path) -> None:

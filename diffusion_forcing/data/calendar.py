@@ -1,0 +1,95 @@
+"""Where a panel's steps lie in time: a clock of whole steps, and the periods in which things tend to repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from .series import Panel
+
+MONDAY = "1970-01-05"
+SECONDS = 86_400
+
+
+def clock_of(panel: Panel) -> NDArray[np.int64]:
+    """Whole steps (t,) since a Monday in 1970, so that phases stay the same when a panel is read again with more rows."""
+    if panel.freq is None:
+        return np.asarray(panel.index, dtype=np.int64) // panel.index.step
+    offset: Any = pd.tseries.frequencies.to_offset(panel.freq)
+    seconds = _seconds(offset)
+    if seconds:
+        since = (panel.index.tz_localize(None) - pd.Timestamp(MONDAY)).total_seconds().to_numpy()
+        return np.floor(since / seconds).astype(np.int64)
+    if panel.freq.startswith("B"):
+        days = panel.index.tz_localize(None).to_numpy().astype("datetime64[D]")
+        return np.busday_count(np.datetime64(MONDAY), days).astype(np.int64)
+    months = np.asarray(12 * panel.index.year + panel.index.month, dtype=np.int64)
+    each = max(1, round((months[-1] - months[0]) / max(1, len(months) - 1)))
+    return (months - months[0]) // each + months[0] // each
+
+
+def seasons_of(panel: Panel) -> tuple[int, ...]:
+    """Periods, in steps, by which values are likely to repeat, the shortest first: those that fit into the panel four times.
+
+    By the calendar where there are dates (days and weeks, months of a year), else as the values themselves repeat. (1,): none.
+    """
+    t = len(panel.values)
+    if panel.freq is None:
+        found = (_repeats(panel.values),)
+    else:
+        seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
+        if seconds:
+            day, week = SECONDS / seconds, 7 * SECONDS / seconds
+            found = tuple(int(p) for p in (day, week) if p > 1 and p == int(p)) or (52,)
+        elif panel.freq.startswith("B"):
+            found = (5,)
+        else:
+            found = ({"M": 12, "Q": 4}.get(panel.freq[0], 1),)
+    return tuple(p for p in found if 1 < p <= t // 4) or (1,)
+
+
+def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
+    """Periods, in steps, for calendar features: the seasons, and the year where the panel has seen it one and a half times."""
+    periods = [float(p) for p in seasons if p > 1]
+    if panel.freq is None:
+        return tuple(periods)
+    seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
+    year = 365.25 * SECONDS / seconds if seconds else 260.9 if panel.freq.startswith("B") else {"M": 12.0, "Q": 4.0}.get(panel.freq[0], 1.0)
+    if len(panel.values) >= 1.5 * year and not any(abs(p - year) < 1 for p in periods) and year > 2:
+        periods.append(year)
+    return tuple(periods)
+
+
+def _seconds(offset: Any) -> float:
+    """Length of a step, 0 where it is not always the same."""
+    try:
+        return pd.Timedelta(offset.nanos, unit="ns").total_seconds()
+    except (AttributeError, ValueError):
+        weekly = type(offset).__name__ == "Week"
+        return 7.0 * SECONDS * offset.n if weekly else 0.0
+
+
+def _repeats(values: NDArray[np.float64], least: float = 0.3) -> int:
+    """The lag of the highest peak of the mean autocorrelation of steps, from 2 to a quarter of the length; 1 if there is none."""
+    t = len(values)
+    mean = np.nanmean(values, axis=0)
+    steps = np.nan_to_num(np.where(np.isnan(values), mean, values))
+    steps = np.diff(steps, axis=0)
+    steps = steps - steps.mean(0)
+    spread = steps.std(0)
+    steps = steps[:, spread > 1e-9 * (np.abs(mean) + 1e-300)]
+    if t < 16 or steps.shape[1] == 0:
+        return 1
+    power = np.abs(np.fft.rfft(steps / steps.std(0), n=2 * t, axis=0)) ** 2
+    together = np.fft.irfft(power.mean(1))[: t // 4 + 1]
+    together = together / together[0] * (t / (t - np.arange(len(together))))
+    inner = together[2:-1]
+    peaks = np.flatnonzero((inner > together[1:-2]) & (inner >= together[3:]) & (inner > least)) + 2
+    if len(peaks) == 0:
+        return 1
+    best = peaks[together[peaks].argmax()]
+    # Twice the period repeats as well: the shortest of nearly the same height is the period.
+    return int(peaks[together[peaks] > 0.9 * together[best]][0])
