@@ -36,6 +36,7 @@ HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: e
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
   [bold]dforce data RECIPE[/]                 make a recipe's data now, rather than when training starts
+  [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
 A shipped model, nothing to train: [bold]dforce eval maze2d-medium --pretrained --episodes 100[/]
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     commands: dict[str, Callable[[list[str]], int]] = {
         "list": list_recipes, "train": train_recipe, "eval": evaluate_run, "sample": sample_run, "report": report_run,
-        "data": make_data,
+        "data": make_data, "forecast": forecast_table,
     }  # fmt: skip
     if not words or words[0] in ("-h", "--help", "help"):
         console.print(HELP)
@@ -212,6 +213,13 @@ def make_data(words: list[str]) -> int:
         file = task.prepare(progress)
     console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
     return 0
+
+
+def forecast_table(words: list[str]) -> int:
+    """dforce forecast FILE"""
+    from .forecast_command import forecast
+
+    return forecast(words)
 
 
 def report_run(words: list[str]) -> int:

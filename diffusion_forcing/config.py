@@ -140,9 +140,7 @@ class TrainConfig:
     """How levels are drawn: independent, shared (full-sequence diffusion), teacher_forced (next-token diffusion), staircase, or
     several joined by a plus."""
     given: float = 0.0
-    """Share of sequences whose first tokens are given: clean, whatever levels were drawn for them."""
-    context: int = 1
-    """How many tokens are given, where some are."""
+    """Share of sequences whose first token, or as many as the data call their context, is given: clean, whatever level was drawn."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     seed: int = 0
@@ -174,7 +172,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
-        check_options(self, "batch", "accumulate", "validate_every", "log_every", "context")
+        check_options(self, "batch", "accumulate", "validate_every", "log_every")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
         if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):

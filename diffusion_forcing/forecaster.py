@@ -118,12 +118,11 @@ class Forecaster:
     def experiment(self, source: Path) -> Experiment:
         """The training of a panel that was saved."""
         task = dataclasses.replace(self.task, source=str(source))
-        setting = task.setting()
         return Experiment(
             task, ModelConfig(self.network),
             TrainConfig(
                 steps=None, minutes=self.minutes, batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995, draw=self.draw, given=0.8,
-                context=setting.context, seed=self.seed, validate_every=50, patience=12, threads=self.threads,
+                seed=self.seed, validate_every=50, patience=12, threads=self.threads,
             ),
             name="forecast",
         )  # fmt: skip

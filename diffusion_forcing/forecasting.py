@@ -197,7 +197,7 @@ class SeriesModel:
             now = out.mean(0) if np.isnan(out).any() else out[0]
             tokens, levels = self._seen(now, clock, None, begin, end)
             cond = self._told(now, clock, known, begin, end)
-            for series in np.flatnonzero(np.isnan(values[first:last]).any(0)):
+            for series in np.flatnonzero(np.isnan(values[first:last]).any(0)).tolist():
                 absent = levels[series] > 0
                 matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
                 matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())

@@ -179,9 +179,10 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:
         given = torch.rand(size, generator=generator) < config.given
-        k[given, : config.context] = 0
+        known = getattr(data, "context", 1)
+        k[given, :known] = 0
         if past is not None:
-            past[given, : config.context] = 0
+            past[given, :known] = 0
     return [noise, k, past, kept]
 
 

@@ -38,7 +38,7 @@ def seasons_of(panel: Panel) -> tuple[int, ...]:
     """
     t = len(panel.values)
     if panel.freq is None:
-        found = (_repeats(panel.values),)
+        found: tuple[int, ...] = (_repeats(panel.values),)
     else:
         seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
         if seconds:

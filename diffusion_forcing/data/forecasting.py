@@ -124,7 +124,7 @@ class Normal:
     @classmethod
     def load(cls, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Normal:
         """The inverse of save."""
-        arrays = {name.removeprefix("normal."): value.numpy() for name, value in tensors.items() if name.startswith("normal.")}
+        arrays: dict[str, Any] = {n.removeprefix("normal."): value.numpy() for n, value in tensors.items() if n.startswith("normal.")}
         return cls(**arrays, **{**rest, "lags": tuple(rest["lags"])})
 
 
@@ -193,7 +193,7 @@ def _fit(
     departures = normal.tokens(values, clock)
     spread = np.sqrt(np.nan_to_num(np.nanmean(_or_zero(departures) ** 2, axis=0)))
     spread = np.maximum(spread, 1e-3)
-    phase = np.ones(periods[0])
+    phase: Array = np.ones(periods[0])
     relative = (departures / spread) ** 2
     for at in range(periods[0]):
         rows = relative[clock % periods[0] == at]
@@ -304,17 +304,18 @@ class SeriesWindows:
     """Windows of single series: context and horizon, one token a value. A missing value is a masked token (at level K, that is)."""
 
     def __init__(
-        self, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, covariates: Covariates, length: int,
+        self, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, covariates: Covariates, context: int,
         first: int, last: int,
     ) -> None:  # fmt: skip
-        """Windows of `length` tokens that lie within steps first..last-1 of the values (t, d)."""
+        """Windows of `context` steps and the horizon that lie within steps first..last-1 of the values (t, d)."""
+        length = context + normal.horizon
         first = max(first, normal.warm)
         if last - first < length:
             raise ValueError(
                 f"a window of {length} steps does not fit into the {max(0, last - first)} that are left (the first {normal.warm} are "
                 "needed as lags); give more history, or a shorter horizon or context"
             )
-        self.length = length
+        self.length, self.context = length, context
         self.first, self.last = first, last
         tokens = normal.tokens(values, clock)
         self._mask = torch.from_numpy(~np.isnan(tokens))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config import Experiment, replace
 from .composition import composition, composition_transformer
+from .forecasting import FORECASTING
 from .maze2d import (
     maze2d_large,
     maze2d_large_gru,
@@ -29,6 +30,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "maze2d-medium-gru": maze2d_medium_gru,
     "maze2d-large-gru": maze2d_large_gru,
     "maze2d-paper": maze2d_paper,
+    **FORECASTING,
 }
 
 

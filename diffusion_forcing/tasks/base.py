@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Windows of tokens to draw batches from: `data.sequences.Windows`, or anything like it."""
+    """Windows of tokens to draw batches from: `data.sequences.Windows`, or anything like it.
+
+    One whose windows begin with a known past says so by an attribute `context`, the number of its tokens (see TrainConfig.given).
+    """
 
     length: int
     """Tokens of a window."""

@@ -31,6 +31,8 @@ PUBLISHED: dict[str, dict[str, float]] = {
 }
 """CRPS_sum as published. The paper's own 0.003 on Exchange and 0.075 on Taxi are left out: see docs/forecasting.md."""
 
+OURS = "Diffusion Forcing"
+
 
 @dataclass(frozen=True)
 class Forecasting:
@@ -75,10 +77,9 @@ class Forecasting:
         from ..data.forecasting import SeriesWindows
 
         s = self.setting()
-        known, length = s.panel.known, s.context + s.horizon
-        values, clock = s.panel.values[: s.end], s.clock[: s.end]
-        train = SeriesWindows(values, clock, known, s.normal, s.covariates, length, 0, s.end - s.held)
-        valid = SeriesWindows(values, clock, known, s.normal, s.covariates, length, s.end - s.held - s.context, s.end)
+        known, values, clock = s.panel.known, s.panel.values[: s.end], s.clock[: s.end]
+        train = SeriesWindows(values, clock, known, s.normal, s.covariates, s.context, 0, s.end - s.held)
+        valid = SeriesWindows(values, clock, known, s.normal, s.covariates, s.context, s.end - s.held - s.context, s.end)
         return TaskData(train, valid)
 
     def forecaster(self, model: DiffusionForcing) -> SeriesModel:
@@ -102,29 +103,16 @@ class Forecasting:
         progress("noise of past windows", 0, 1)
         forecaster = self.forecaster(model)
         progress("noise of past windows", 1, 1)
-        truth = np.stack([s.panel.values[o : o + s.horizon] for o in s.origins])
-        futures: dict[str, Any] = {}
-        generator = Generator().manual_seed(seed)
-        sampling = _with_samples(self.sampling, samples)
-        drawn = []
-        for number, origin in enumerate(s.origins):
-            progress("forecasts", number, len(s.origins))
-            drawn.append(forecaster.draw(s.panel.values[:origin], s.clock[:origin], s.panel.known[: origin + s.horizon],
-                                         sampling=sampling, generator=generator))  # fmt: skip
-        progress("forecasts", len(s.origins), len(s.origins))
-        futures["Diffusion Forcing"] = np.stack(drawn, axis=1)
-        for name, baseline in baselines(s).items():
-            rng = np.random.default_rng(seed)
-            futures[name] = np.stack([baseline(s.panel.values[:o], s.horizon, samples, rng) for o in s.origins], axis=1)
+        truth, futures = rolling(s, forecaster, _with_samples(self.sampling, samples), seed, progress)
         scores = {name: summary(f, truth) for name, f in futures.items()}
-        metrics = {**scores["Diffusion Forcing"], **{f"{name}/{key}": v for name, one in scores.items() for key, v in one.items()}}
+        metrics = {**scores[OURS], **{f"{name}/{key}": v for name, one in scores.items() for key, v in one.items()}}
         heads = ("", "CRPS_sum", "CRPS", "energy score", "MAE", "in the 50 % band", "in the 90 % band")
         rows = [(name, f"{one['crps_sum']:.4f}", f"{one['crps']:.4f}", f"{one['energy']:.4g}", f"{one['mae']:.4g}",
                  f"{one['cover50']:.0%}", f"{one['cover90']:.0%}") for name, one in scores.items()]  # fmt: skip
         rows += [(f"published: {name}", f"{value:.3f}", "", "", "", "", "") for name, value in PUBLISHED.get(self.source, {}).items()]
         title = f"{s.windows} windows of {s.horizon} steps, {s.panel.values.shape[1]} series, {samples} futures each"
         picture = folder / "forecasts.png"
-        draw_fans(s.panel.until(s.origins[-1] + s.horizon), futures["Diffusion Forcing"][:, -1], picture, at=s.origins[-1])
+        draw_fans(s.panel.until(s.origins[-1] + s.horizon), futures[OURS][:, -1], picture, at=s.origins[-1])
         return Evaluation(
             metrics, (Table(title, heads, tuple(rows)),),
             {picture.name: "The last window: history and truth black, median and the 50 % and 90 % bands blue."},
@@ -166,11 +154,29 @@ class Setting:
         return [self.end + number * self.horizon for number in range(self.windows)]
 
 
-def baselines(s: Setting) -> dict[str, Callable[..., NDArray[np.float64]]]:
+def rolling(
+    s: Setting, forecaster: SeriesModel, sampling: Sampling, seed: int, progress: Progress
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """What happened in the test windows (w, h, d), and futures (n, w, h, d) drawn before them: ours, and those of the baselines."""
+    generator = Generator().manual_seed(seed)
+    drawn = []
+    for number, origin in enumerate(s.origins):
+        progress("forecasts", number, len(s.origins))
+        past, known = s.panel.values[:origin], s.panel.known[: origin + s.horizon]
+        drawn.append(forecaster.draw(past, s.clock[:origin], known, sampling=sampling, generator=generator))
+    progress("forecasts", len(s.origins), len(s.origins))
+    futures = {OURS: np.stack(drawn, axis=1)}
+    for name, baseline in baselines(s).items():
+        rng = np.random.default_rng(seed)
+        futures[name] = np.stack([baseline(s.panel.values[:o], s.horizon, sampling.samples, rng) for o in s.origins], axis=1)
+    return np.stack([s.panel.values[o : o + s.horizon] for o in s.origins]), futures
+
+
+def baselines(s: Setting) -> dict[str, Callable[..., Any]]:
     """Simple forecasts that fit a setting."""
     from ..baselines.series import drift, random_walk, ridge_var, seasonal_naive
 
-    made: dict[str, Callable[..., NDArray[np.float64]]] = {}
+    made: dict[str, Callable[..., Any]] = {}
     room = s.end - s.horizon
     for season in s.seasons:
         if 1 < season <= room:
