@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd
 from torch import Generator
 
 from .config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig

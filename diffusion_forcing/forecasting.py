@@ -350,6 +350,11 @@ class SeriesModel:
         )  # fmt: skip
 
 
+def limited(series: SeriesModel, which: int, single: bool) -> SeriesModel:
+    """The model of one of its series, or all of it."""
+    return series._only(np.array([which])) if single and len(series.correlation) > 1 else series
+
+
 def _extend(clock: Clock, steps: int) -> Clock:
     """The clock (t,) and its next steps."""
     return np.concatenate([clock, clock[-1] + 1 + np.arange(steps)])

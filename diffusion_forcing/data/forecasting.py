@@ -180,7 +180,6 @@ def _fit(
     moved = start.standard(values)
     mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
     std = np.where(std > 1e-9 * np.maximum(1, np.abs(mean)), std, 1.0)
-    weights = np.zeros(len(lags))
     normal = _with(start, mean=mean, std=std)
     if kind == "lags":
         standard = normal.standard(values)
@@ -188,8 +187,7 @@ def _fit(
         now = standard[max(lags) :].reshape(-1)
         there = ~np.isnan(now)
         past, now = past[there], now[there]
-        weights = np.linalg.solve(past.T @ past + 1e-3 * (len(past) + 1) * np.eye(len(lags)), past.T @ now)
-        normal = _with(normal, weights=weights)
+        normal = _with(normal, weights=np.linalg.solve(past.T @ past + 1e-3 * (len(past) + 1) * np.eye(len(lags)), past.T @ now))
     departures = normal.tokens(values, clock)
     spread = np.sqrt(np.nan_to_num(np.nanmean(_or_zero(departures) ** 2, axis=0)))
     spread = np.maximum(spread, 1e-3)
@@ -199,7 +197,7 @@ def _fit(
         rows = relative[clock % periods[0] == at]
         rows = rows[~np.isnan(rows)]
         phase[at] = np.sqrt((rows.sum() + 10) / (len(rows) + 10))  # ten values' worth of belief that all phases are alike
-    phase = np.maximum(phase, 0.05)
+    phase = np.asarray(np.maximum(phase, 0.05), dtype=np.float64)
     normal = _with(normal, phase=phase)
     again = normal.tokens(values, clock)
     spread = np.maximum(np.sqrt(np.nan_to_num(np.nanmean(_or_zero(again) ** 2, axis=0))), 1e-3)

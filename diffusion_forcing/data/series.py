@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 except ImportError as error:
     raise ImportError("time series need pandas: pip install 'diffusion_forcing[forecasting]'") from error
 
@@ -882,7 +882,7 @@ def load_named(name: str, path: str | Path | None = None) -> tuple[Panel, Named]
 
 def _download(named: Named) -> tuple[str | None, Iterable[Any], Iterable[Any]]:
     try:
-        from gluonts.dataset.repository import get_dataset  # type: ignore[import-untyped]
+        from gluonts.dataset.repository import get_dataset
     except ImportError as error:
         raise ImportError(
             "downloading needs gluonts: pip install 'diffusion_forcing[forecasting]', or pass the path of a set you have"
