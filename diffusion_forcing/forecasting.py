@@ -92,8 +92,9 @@ class SeriesModel:
         standard = self.normal.filled(self.normal.standard(values))
         ahead = max(0, last - len(values))
         padded = np.concatenate([standard, np.zeros((ahead, standard.shape[1]))])  # never read: no lag is shorter than the horizon
-        lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, first, last)).transpose(0, 1)
-        time = timely(self.covariates, _extend(clock, ahead), known)[first:last]
+        clock = _extend(clock, ahead)
+        lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, clock, first, last)).transpose(0, 1)
+        time = timely(self.covariates, clock, known)[first:last]
         about = torch.from_numpy(self.covariates.about.astype(np.float32))
         return told(time[None].expand(len(about), -1, -1), about, lagged)
 

@@ -52,13 +52,17 @@ def seasons_of(panel: Panel) -> tuple[int, ...]:
 
 
 def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
-    """Periods, in steps, for calendar features: the seasons, and the year where the panel has seen it one and a half times."""
-    periods = [float(p) for p in seasons if p > 1]
+    """Periods, in steps, for calendar features: seasons and the year, where the panel has seen them often.
+
+    A network knows single days by a period that came only a few times, and learns them by heart.
+    """
+    t = len(panel.values)
+    periods = [float(p) for p in seasons if 1 < p <= t / 8]
     if panel.freq is None:
         return tuple(periods)
     seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
     year = 365.25 * SECONDS / seconds if seconds else 260.9 if panel.freq.startswith("B") else {"M": 12.0, "Q": 4.0}.get(panel.freq[0], 1.0)
-    if len(panel.values) >= 1.5 * year and not any(abs(p - year) < 1 for p in periods) and year > 2:
+    if t >= 4 * year and not any(abs(p - year) < 1 for p in periods) and year > 2:
         periods.append(year)
     return tuple(periods)
 

@@ -26,7 +26,7 @@ FURTHEST = 12.0  # usual departures beyond which a token is cut off: one typing 
 class Normal:
     """What values (t, d) are expected to be, and by how much they are usually off.
 
-    kind="lags": expected is a weighted sum of the values `lags` steps before, all of which lie before a forecast's start (no lag is
+    kind="lags": expected is the mean of some of the values `lags` steps before, all of which lie before a forecast's start (no lag is
     shorter than the horizon). kind="steps": expected is the value before, which within a forecast is a sampled one: tokens are then
     steps, summed up to values. Departures are measured after a transform that makes them alike at all sizes.
     """
@@ -39,7 +39,7 @@ class Normal:
     offset: Array  # (d,), added before the transform
     mean: Array  # (d,), of transformed values
     std: Array  # (d,)
-    weights: Array  # (lags,), for standardised values
+    weights: Array  # (lags,), sum to 1: which of the lagged values are expected, on average
     spread: Array  # (d,), usual departure of each series
     phase: Array  # (season,), by how much more or less at each phase of the season
     low: Array  # (d,), no forecast is below
@@ -47,7 +47,7 @@ class Normal:
     @property
     def warm(self) -> int:
         """Steps of a series before its first token."""
-        return max(self.lags) if self.kind == "lags" else 1
+        return min(lag for lag, weight in zip(self.lags, self.weights, strict=True) if weight) if self.kind == "lags" else 1
 
     def standard(self, values: Array) -> Array:
         """Values (t, d), transformed, mean 0 and variance 1 in training. NaN stays."""
@@ -69,9 +69,18 @@ class Normal:
         return np.nan_to_num(out)
 
     def lagged(self, filled: Array, first: int, last: int) -> Array:
-        """Standardised values (last-first, d, lags) at each lag before steps first..last-1, counted from the start of `filled`."""
-        steps = np.arange(first, last)
-        return np.stack([filled[steps - lag] for lag in self.lags], axis=-1)
+        """Standardised values (last-first, d, lags) at each lag before steps first..last-1, counted from the start of `filled`.
+
+        A lag that reaches back before the start stands for the mean of those that do not.
+        """
+        steps = np.arange(first, last)[:, None] - np.array(self.lags)
+        past = filled[np.maximum(steps, 0)].swapaxes(1, 2)
+        there = steps >= 0
+        if there.all():
+            return past
+        counted = (there * self.weights)[:, None]
+        mean = (past * counted).sum(-1) / np.maximum(counted.sum(-1), 1e-12)
+        return np.where(there[:, None], past, mean[..., None])
 
     def size(self, clock: NDArray[np.int64]) -> Array:
         """Usual departures (t, d) at the given times."""
@@ -129,14 +138,26 @@ class Normal:
 
 
 def seasonal_lags(horizon: int, periods: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Lags no shorter than the horizon: up to seven seasons, then multiples of the longer periods, at most a quarter of the length."""
-    season = periods[0]
-    first = -(-horizon // season)
-    lags = {season * (first + i) for i in range(7)}
-    for period in periods[1:]:
-        lags |= {period * i for i in range(1, 5)}
-    usable = sorted(lag for lag in lags if horizon <= lag <= max(length // 4, horizon))
+    """Lags no shorter than the horizon: seven seasons, and eight of each longer period, within three quarters of the length."""
+    first = -(-horizon // periods[0])
+    lags = {periods[0] * (first + i) for i in range(10 if len(periods) == 1 else 7)}
+    lags |= {period * i for period in periods[1:] for i in range(1, 9)}
+    usable = sorted(lag for lag in lags if horizon <= lag <= max(3 * length // 4, horizon))
     return tuple(usable) or (horizon,)
+
+
+def _means(lags: tuple[int, ...], periods: tuple[int, ...]) -> list[Array]:
+    """Weights (lags,) to choose from: the mean of the last one, two, ... seasons of each length."""
+    made = []
+    for period in periods:
+        own = [i for i, lag in enumerate(lags) if lag % period == 0]
+        run = [i for place, i in enumerate(own) if lags[i] == lags[own[0]] + place * period]  # without gaps: seasons one after another
+        for number in (1, 2, 3, 4, 6, 8, 10):
+            if number <= len(run):
+                weights = np.zeros(len(lags))
+                weights[run[:number]] = 1 / number
+                made.append(weights)
+    return made or [np.eye(len(lags))[0]]
 
 
 def fit_normal(
@@ -150,7 +171,7 @@ def fit_normal(
     """
     lags = seasonal_lags(horizon, periods, len(values))
     kinds: tuple[Kind, ...] = ("lags", "steps") if kind is None else (kind,)
-    if len(values) < 2 * max(lags) + horizon and kind is None:
+    if len(values) < 2 * min(lags) + horizon and kind is None:
         kinds = ("steps",)  # too short to learn from seasons
     transforms: tuple[Transform, ...] = ("none", "sqrt", "log") if transform is None else (transform,)
     if transform is None and (np.nanmin(values) < 0 or np.isnan(values).all()):
@@ -182,12 +203,13 @@ def _fit(
     std = np.where(std > 1e-9 * np.maximum(1, np.abs(mean)), std, 1.0)
     normal = _with(start, mean=mean, std=std)
     if kind == "lags":
+        # The mean that was nearest lately. Fitted weights would mix weekdays with days of rest.
         standard = normal.standard(values)
-        past = normal.lagged(normal.filled(standard), max(lags), len(values)).reshape(-1, len(lags))
-        now = standard[max(lags) :].reshape(-1)
-        there = ~np.isnan(now)
-        past, now = past[there], now[there]
-        normal = _with(normal, weights=np.linalg.solve(past.T @ past + 1e-3 * (len(past) + 1) * np.eye(len(lags)), past.T @ now))
+        filled, recent = normal.filled(standard), len(values) // 2
+        made = [_with(normal, weights=weights) for weights in _means(lags, periods)]
+        normal = min(
+            made, key=lambda one: float(np.nanmean(np.abs(standard[recent:] - one.lagged(filled, recent, len(values)) @ one.weights)))
+        )
     departures = normal.tokens(values, clock)
     spread = np.sqrt(np.nan_to_num(np.nanmean(_or_zero(departures) ** 2, axis=0)))
     spread = np.maximum(spread, 1e-3)
@@ -267,12 +289,16 @@ class Covariates:
     def lag_width(self, normal: Normal) -> int:
         return len(normal.lags) + 1 if normal.kind == "lags" else 0
 
-    def lagged(self, normal: Normal, standard: Array, first: int, last: int) -> NDArray[np.float32]:
-        """Lagged values and what they make expected, (last-first, d, lags + 1); nothing where tokens are steps."""
+    def lagged(self, normal: Normal, standard: Array, clock: NDArray[np.int64], first: int, last: int) -> NDArray[np.float32]:
+        """Numbers (last-first, d, lags + 1) of steps first..last-1: what is expected, and what the token would be if each lagged value
+        came again. Nothing where tokens are steps.
+        """
         if normal.kind == "steps":
             return np.zeros((last - first, standard.shape[1], 0), dtype=np.float32)
         past = normal.lagged(standard, first, last)
-        return np.concatenate([past, (past @ normal.weights)[..., None]], axis=-1).astype(np.float32)
+        expected = past @ normal.weights
+        again = np.clip((past - expected[..., None]) / normal.size(clock[first:last])[..., None], -FURTHEST, FURTHEST)
+        return np.concatenate([again, expected[..., None]], axis=-1).astype(np.float32)
 
     @classmethod
     def fit(cls, values: Array, known: Array, normal: Normal, periods: tuple[float, ...], components: int = 4) -> Covariates:
@@ -319,7 +345,7 @@ class SeriesWindows:
         self._mask = torch.from_numpy(~np.isnan(tokens))
         self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
         standard = normal.filled(normal.standard(values))
-        self._lagged = torch.from_numpy(covariates.lagged(normal, standard, normal.warm, len(values)))
+        self._lagged = torch.from_numpy(covariates.lagged(normal, standard, clock, normal.warm, len(values)))
         self._warm = normal.warm
         self._time, self._about = timely(covariates, clock, known), torch.from_numpy(covariates.about.astype(np.float32))
 

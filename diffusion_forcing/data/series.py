@@ -431,7 +431,7 @@ def _find_time(table: _Table, id: str | None, taken: set[str]) -> str | None:
     return next(
         itertools.chain(
             (column for column in words if shares[column] == 1),
-            (column for column in named if column in words),  # its first cell that is not a date will be complained of
+            (column for column in words if column in named or shares[column] >= 0.5),  # its first cell that is no date will be named
             (column for column in clocks if _rises(table, column, label)),
         ),
         None,
