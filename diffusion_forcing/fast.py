@@ -13,10 +13,12 @@ from torch import Generator, Tensor
 from .backbones import RNN
 from .model import Denoiser
 from .schedule import expand
-from .step import Amplitudes, Hold, Seen, amplitudes, ddim_step, step_between
+from .step import Amplitudes, Hold, Path, Seen, amplitudes, ddim_step, step_between
 
 
-def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0) -> Seen:
+def windowed(
+    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
+) -> Seen:
     """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves."""
     model = denoise.model
     cond, state = denoise.bound(len(x))
@@ -37,7 +39,15 @@ def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: 
         now = slice(done, end)
         pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
         x[:, now] = ddim_step(
-            model.schedule, x[:, now], pred, k[now], k_next[now], eta=eta, hold=hold, noise=None if noise is None else noise[:, now]
+            model.schedule,
+            x[:, now],
+            pred,
+            k[now],
+            k_next[now],
+            eta=eta,
+            hold=hold,
+            path=path,
+            noise=None if noise is None else noise[:, now],
         )
         high = k_next[now] >= lift
         seen[:, now] = torch.where(expand(high, x), x[:, now], seen[:, now])
@@ -45,7 +55,9 @@ def windowed(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: 
     return Seen(x, seen, level)
 
 
-def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0) -> Seen:
+def wavefront(
+    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
+) -> Seen:
     """For the RNN: all cells that depend on nothing unfinished at once. M+T-1 steps where the plain loop takes M*T."""
     model = denoise.model
     rnn, schedule = model.backbone, model.schedule
@@ -85,7 +97,7 @@ def wavefront(denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold:
         if eta > 0 or hold == "resample":
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = step_between(now, pred, levels[wave], eta=eta, hold=hold, noise=noise)
+        stepped = step_between(now, pred, levels[wave], eta=eta, hold=hold, noise=noise, path=path)
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
         if lift:

@@ -8,6 +8,7 @@ What each value is told by is its level: 0 known, K missing, in between doubtful
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +168,7 @@ class SeriesModel:
 
             denoise = guide(denoise, self.model.schedule, of_tokens, sampling.scale)
         x = noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
-        x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon))
+        x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon), path="angle")
         return self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later).numpy()
 
     @torch.no_grad()
@@ -205,7 +206,13 @@ class SeriesModel:
                 x = tokens[series : series + 1].repeat(sampling.samples, 1, 1)
                 noise = torch.randn(x.shape, generator=generator)
                 x = torch.where(absent[None, :, None], noise, x)
-                x = sample(self.model.denoiser(cond[series : series + 1].repeat(sampling.samples, 1, 1)), self.model.schedule, x, matrix)
+                x = sample(
+                    self.model.denoiser(cond[series : series + 1].repeat(sampling.samples, 1, 1)),
+                    self.model.schedule,
+                    x,
+                    matrix,
+                    path="angle",
+                )
                 steps = np.flatnonzero(np.isnan(values[first:last, series])) + first
                 size = self.normal.size(clock)[steps, series]
                 expected = self._expected(now, steps, series)
@@ -293,8 +300,10 @@ class SeriesModel:
             else:
                 mixed = torch.where(ahead[None, :, None], x, torch.where(gone[..., None], white, seen))
                 pred = self.model.predict(mixed, torch.where(ahead, k, levels), cond)
-            rung = torch.tensor(high)
-            x = schedule.alpha(rung) * pred.x0 + schedule.sigma(rung) * pred.eps
+            low_alpha, low_sigma = (float(f(torch.tensor(low))) for f in (schedule.alpha, schedule.sigma))
+            high_alpha, high_sigma = (float(f(torch.tensor(high))) for f in (schedule.alpha, schedule.sigma))
+            turned = math.atan2(high_sigma, high_alpha) - math.atan2(low_sigma, low_alpha)
+            x = x + turned * (low_alpha * pred.eps - low_sigma * pred.x0)
         out = x[:, origin - first :, 0].T.double().numpy()
         return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
 

@@ -17,42 +17,43 @@ from .backbones import RNN
 from .matrix import check_matrix
 from .model import Denoise, Denoiser, DiffusionForcing
 from .schedule import NoiseSchedule, expand
-from .step import Hold, Seen, ddim_step
+from .step import Hold, Path, Seen, ddim_step
 
 How = Literal["path", "noise", "label"]
 
 
 @torch.no_grad()
 def sample(
-    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, matrix: Tensor, *, eta: float = 0.0, hold: Hold = "keep",
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, matrix: Tensor, *, eta: float = 0.0, hold: Hold = "keep", path: Path = "ddim",
     generator: Generator | None = None, on_step: Callable[[int, Tensor, Tensor], None] | None = None,
 ) -> Tensor:  # fmt: skip
     """Denoise x (b, t, *event) along a schedule matrix (m+1, t) of levels. Returns tokens at the levels of its last row.
 
     x holds tokens as they are at the first row: white noise at level K, known tokens at level 0 (`start` makes it).
-    on_step(row, x, levels) is called after each row, for watching.
+    on_step(row, x, levels) is called after each row, for watching. path: see `ddim_step`.
     A bare `model.denoiser(...)` of a causal model is sampled by a faster order of the same operations (`fast.py`).
     """
-    return _run(denoise, schedule, x, matrix, eta, hold, generator, on_step)[0]
+    return _run(denoise, schedule, x, matrix, eta, hold, generator, on_step, path=path)[0]
 
 
 def _run(
     denoise: Denoise, schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, hold: Hold, generator: Generator | None,
     on_step: Callable[[int, Tensor, Tensor], None] | None = None, lift: int = 0,
+    path: Path = "ddim",
 ) -> Seen:  # fmt: skip
     """Sample, and remember each token as it was at the last row in which its level was at least `lift`."""
-    matrix = check_run(schedule, x, matrix, eta, hold)
+    matrix = check_run(schedule, x, matrix, eta, hold, path)
     if isinstance(denoise, Denoiser) and denoise.model.causal and on_step is None:
         denoise.check(x, matrix[0])
         faster = fast.wavefront if isinstance(denoise.model.backbone, RNN) else fast.windowed
-        return faster(denoise, x, matrix, eta=eta, hold=hold, generator=generator, lift=lift)
+        return faster(denoise, x, matrix, eta=eta, hold=hold, generator=generator, lift=lift, path=path)
     seen, level = x, matrix[0]
     acting = fast._moves(matrix, hold, schedule.levels).any(1).tolist()
     for row, acts in enumerate(acting):
         k, k_next = matrix[row], matrix[row + 1]
         if acts:
             pred = denoise(x, k.expand(x.shape[:2]))
-            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, generator=generator)
+            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, hold=hold, path=path, generator=generator)
             high = k_next >= lift
             seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
         if on_step is not None:
@@ -60,7 +61,7 @@ def _run(
     return Seen(x, seen, level)
 
 
-def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, hold: str) -> Tensor:
+def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, hold: str, path: str = "ddim") -> Tensor:
     """The matrix on the device of x, if x, eta and hold go with it."""
     check_matrix(matrix, schedule.levels)
     if x.ndim < 3 or matrix.shape[1] != x.shape[1]:
@@ -72,6 +73,8 @@ def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor, eta: float, ho
         raise ValueError(f"eta goes from 0 (deterministic) to 1 (ancestral); got {eta}")
     if hold not in ("keep", "resample"):
         raise ValueError(f"hold must be 'keep' or 'resample'; got {hold!r}")
+    if path not in ("ddim", "angle") or (path == "angle" and eta > 0):
+        raise ValueError(f"path is 'ddim' or 'angle', the latter for steps without fresh noise (eta=0); got {path!r}, eta={eta}")
     return matrix.to(x.device)
 
 

@@ -28,6 +28,7 @@ from diffusion_forcing import (
     trapezoid,
 )
 from diffusion_forcing.parameterization import to_prediction
+from diffusion_forcing.schedule import expand
 
 SCHEDULE = NoiseSchedule(cosine(1000))
 MATRICES = {
@@ -692,3 +693,40 @@ def test_rollout_says_what_is_wrong(options, words):
     arguments = {"matrix": full_sequence(4, LADDER), "length": 6, "context": context()} | options
     with pytest.raises(ValueError, match=words):
         rollout(KINDS["rnn"](), **arguments)
+
+
+# Paths between levels.
+
+
+@pytest.mark.parametrize("kind", ["plain", "rnn", "causal transformer"])
+def test_the_path_by_angle_leaves_white_tokens_as_they_are(kind):
+    """Tokens of variance 1 that nothing is known of: their velocity is 0, and noise is a sample already. DDIM narrows it."""
+    schedule = NoiseSchedule(cosine(100))
+    backbone = RNN(2, hidden=8, levels=100) if kind == "rnn" else Transformer(2, hidden=8, layers=1, heads=2, levels=100)
+    model = DiffusionForcing(backbone, schedule)  # the output layer is zero at first, so v = 0
+    denoise = (lambda x, k: model.predict(x, k)) if kind == "plain" else model.denoiser()
+    x = torch.randn(64, 5, 2, generator=seeded(0))
+    matrix = pyramid(5, schedule.ladder(8), 2)
+    by_angle = sample(denoise, schedule, x, matrix, path="angle")
+    torch.testing.assert_close(by_angle, x, rtol=1e-4, atol=1e-4)
+    assert sample(denoise, schedule, x, matrix).std() < 0.9 * x.std()
+
+
+def test_both_paths_end_at_the_same_place_given_many_steps():
+    schedule = NoiseSchedule(cosine(1000))
+
+    def half_as_wide(x, k):  # tokens of standard deviation 0.5
+        alpha, sigma = expand(schedule.alpha(k), x), expand(schedule.sigma(k), x)
+        size = 0.25 * alpha**2 + sigma**2
+        return Prediction(0.25 * alpha * x / size, sigma * x / size)
+
+    x = torch.randn(16, 3, 2, generator=seeded(0))
+    ends = [sample(half_as_wide, schedule, x, full_sequence(3, schedule.ladder(1000)), path=path) for path in ("ddim", "angle")]
+    torch.testing.assert_close(ends[0], ends[1], rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(ends[1], 0.5 * x, rtol=0.01, atol=1e-3)
+
+
+def test_the_path_by_angle_has_no_fresh_noise():
+    schedule = NoiseSchedule(cosine(10))
+    with pytest.raises(ValueError, match="without fresh noise"):
+        sample(lambda x, k: Prediction(x, x), schedule, torch.zeros(1, 2, 1), full_sequence(2, schedule.ladder(2)), eta=0.5, path="angle")
