@@ -89,13 +89,15 @@ class Forecaster:
         self, horizon: int, *, minutes: float = 2.0, seed: int = 0, windows: int = 0, context: int | None = None,
         season: tuple[int, ...] = (), kind: Literal["auto", "lags", "steps"] = "auto",
         transform: Literal["auto", "none", "sqrt", "log"] = "auto", backbone: Literal["gru", "transformer"] = "gru", hidden: int = 64,
-        layers: int | None = None, draw: str = "independent+staircase", sampling: Sampling | None = None, threads: int | None = None,
+        layers: int | None = None, together: bool = True, draw: str = "independent+staircase", sampling: Sampling | None = None,
+        threads: int | None = None,
     ) -> None:  # fmt: skip
         """horizon: steps to forecast. minutes: of training at most; it stops early once validation no longer improves.
 
         windows: rolling windows at the end of the data that are kept out of training, for `backtest`. season, kind, transform, context:
         see `tasks.Forecasting`. backbone: gru (causal, as in the paper), or a transformer that sees everything, which can also fill gaps.
-        draw: how training draws levels; "shared" and "teacher_forced" are the paper's baselines.
+        draw: how training draws levels; "shared" and "teacher_forced" are the paper's baselines. together: whether each series is told how
+        the others did lately.
         """
         if horizon < 1:
             raise ValueError(f"a horizon counts steps from 1; got {horizon}")
@@ -103,7 +105,7 @@ class Forecaster:
             raise ValueError(f"backbone is gru or transformer; got {backbone!r}")
         self.task = Forecasting(
             source="", horizon=horizon, windows=windows, context=context, season=season, kind=kind, transform=transform,
-            sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
+            together=together, sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
         )  # fmt: skip
         self.network = (
             RNNConfig(hidden=hidden, layers=layers or 1, blocks=1)
@@ -153,13 +155,14 @@ class Forecaster:
 
     def predict(
         self, horizon: int | None = None, *, data: pd.DataFrame | Panel | None = None, samples: int | None = None, doubt: Any = None,
-        reward: Reward | None = None, sampling: Sampling | None = None, seed: int = 0, progress: Callable[[int, int], None] | None = None,
-        **columns: Any,
+        reward: Reward | None = None, scale: float | None = None, sampling: Sampling | None = None, seed: int = 0,
+        progress: Callable[[int, int], None] | None = None, **columns: Any,
     ) -> Forecast:  # fmt: skip
         """Futures after the data it was fitted to, or after other data of the same series.
 
         doubt: how little each value is to be believed, (t, d) or a wide frame like the data: 0 fully, 1 not at all (as if missing).
-        reward: a differentiable score of futures (n, h, d), in the data's units, towards which they are guided.
+        reward: a differentiable score of futures (n, h, d), in the data's units, towards which they are guided. scale: how strongly; try
+        ten times more or less until the futures do what the reward asks for and still look like futures.
         """
         series, panel = self._ready(data, columns)
         sampling = sampling or self.task.sampling
@@ -167,6 +170,8 @@ class Forecaster:
             sampling = dataclasses.replace(sampling, schedule="pyramid")  # step after step, the past is settled before the reward is seen
         if samples is not None:
             sampling = dataclasses.replace(sampling, samples=samples)
+        if scale is not None:
+            sampling = dataclasses.replace(sampling, scale=scale)
         level = None if doubt is None else self._levels(doubt, panel)
         horizon = horizon or series.horizon
         check_known(panel, horizon)

@@ -1,12 +1,14 @@
 """Probabilistic forecasts of many series: a trained model with all it needs to read values and to speak in values.
 
 Each series is a sequence of its own to one shared network. That they move together is in the noise: a sampled future is a deterministic
-function of its noise, so noise that is correlated as the training windows' own was (see `SeriesModel.listen`) gives futures that are.
+function of its noise, so noise that goes together as that of past windows did (see `SeriesModel.listen`) gives futures that do.
 What each value is told by is its level: 0 known, K missing, in between doubtful.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -32,6 +34,7 @@ Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), different
 Clock = NDArray[np.int64]
 ROWS = 20_000  # sequences sampled at a time, to bound memory
 FORMAT = 1
+FEW = 8  # past steps below which their noise says nothing of how series go together
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Sampling:
     """Schedule matrix. Step after step is exact for a causal network."""
     slope: float = 4.0
     """Of the pyramid: rows from one token's start to the next one's."""
-    scale: float = 1.0
-    """Strength of guidance by a reward, where there is one."""
+    scale: float = 10.0
+    """Strength of guidance by a reward, where there is one. In units of the reward: try ten times more or less."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.steps < 1:
@@ -71,10 +74,18 @@ class SeriesModel:
     covariates: Covariates
     context: int
     """Steps of the past that the network reads."""
-    correlation: Tensor
-    """(d, d), of the noise of the series."""
+    echoes: Tensor
+    """(m, d), the noise of the series in m past steps: as it went together then, new noise goes together. m = 0: on its own."""
+    phases: Tensor
+    """(m,), the phase of the season at each of these steps."""
     warmth: Tensor
     """(h,), standard deviation of the noise of each step ahead: 1 for a network that is as sure as it should be."""
+
+    @classmethod
+    def bare(cls, model: DiffusionForcing, normal: Normal, covariates: Covariates, context: int) -> SeriesModel:
+        """Before it has listened: series on their own."""
+        d = len(normal.mean)
+        return cls(model, normal, covariates, context, torch.zeros(0, d), torch.zeros(0, dtype=torch.long), torch.ones(normal.horizon))
 
     @property
     def horizon(self) -> int:
@@ -88,16 +99,23 @@ class SeriesModel:
         levels = np.where(np.isnan(tokens), top, levels)
         return torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))[..., None], torch.from_numpy(levels).long()
 
-    def _told(self, values: Array, clock: Clock, known: Array, first: int, last: int) -> Tensor:
-        """Conditions (d, last-first, c) of steps first..last-1, of which those beyond the values lie in the future."""
+    def _told(self, values: Array, clock: Clock, known: Array, first: int, last: int, origin: int, company: Any = None) -> Tensor:
+        """Conditions (d, last-first, c) of steps first..last-1, of which those beyond the values lie in the future.
+
+        origin: the step from which on nothing is known of the other series. company: how they did until then, where `values` are not all.
+        """
         standard = self.normal.filled(self.normal.standard(values))
         ahead = max(0, last - len(values))
         padded = np.concatenate([standard, np.zeros((ahead, standard.shape[1]))])  # never read: no lag is shorter than the horizon
+        company = self.covariates.company(self.normal.tokens(values, clock)) if company is None else company
+        others = np.zeros((last - first, company.shape[1]), dtype=np.float32)
+        others[: origin - first] = company[first:origin]
         clock = _extend(clock, ahead)
         lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, clock, first, last)).transpose(0, 1)
         time = timely(self.covariates, clock, known)[first:last]
         about = torch.from_numpy(self.covariates.about.astype(np.float32))
-        return told(time[None].expand(len(about), -1, -1), about, lagged)
+        d = len(about)
+        return told(time[None].expand(d, -1, -1), about, lagged, torch.from_numpy(others)[None].expand(d, -1, -1))
 
     @torch.no_grad()
     def draw(
@@ -119,7 +137,10 @@ class SeriesModel:
         if reward is not None and len(set(gap.tolist())) > 1:
             raise ValueError("guidance speaks of all series at once, but they end at different times; fill or cut the last values first")
         gap = np.minimum(gap, self.horizon * 4)
-        noise = self._noise(sampling.samples, horizon + int(gap.max(initial=0)), generator)
+        longest = int(gap.max(initial=0))
+        steps = _extend(clock[: len(clock) - longest], horizon + longest)[len(clock) - longest :]
+        noise = self._noise(sampling.samples, steps, generator)
+        company = self.covariates.company(self.normal.tokens(values, clock))
         out = np.empty((sampling.samples, horizon, values.shape[1]))
         size = max(1, ROWS // values.shape[1])
         done = 0
@@ -130,7 +151,14 @@ class SeriesModel:
             doubt = None if level is None else level[: len(past), which]
             for rows in range(0, sampling.samples, size):
                 futures = sub._futures(
-                    past, clock[: len(past)], known, noise[rows : rows + size, : horizon + length][..., which], sampling, doubt, reward
+                    past,
+                    clock[: len(past)],
+                    known,
+                    noise[rows : rows + size, longest - length :][..., which],
+                    sampling,
+                    doubt,
+                    reward,
+                    company,
                 )
                 out[rows : rows + size, :, which] = futures[:, length:]
                 done += len(futures) * len(which)
@@ -139,14 +167,15 @@ class SeriesModel:
         return out
 
     def _futures(
-        self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None
-    ) -> Array:
+        self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None,
+        company: Any,
+    ) -> Array:  # fmt: skip
         """Futures (n, h, d) that the noise (n, h, d) becomes."""
         n, horizon, d = noise.shape
         t = len(values)
         first = max(self.normal.warm, t - self.context)
         tokens, levels = self._seen(values, clock, level, first, t)
-        cond = self._told(values, clock, known, first, t + horizon)
+        cond = self._told(values, clock, known, first, t + horizon, t, company)
         state = None
         if tokens.shape[1]:
             # What is not believed is noised to its level: at K it is noise alone.
@@ -198,7 +227,7 @@ class SeriesModel:
                 raise ValueError(f"the gap of {last - first} steps from step {first} is longer than the horizon of {self.horizon}")
             now = out.mean(0) if np.isnan(out).any() else out[0]
             tokens, levels = self._seen(now, clock, None, begin, end)
-            cond = self._told(now, clock, known, begin, end)
+            cond = self._told(now, clock, known, begin, end, first)
             for series in np.flatnonzero(np.isnan(values[first:last]).any(0)).tolist():
                 absent = levels[series] > 0
                 matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
@@ -245,8 +274,8 @@ class SeriesModel:
             begin = max(self.normal.warm, end - length)
             tokens, levels = self._seen(values, clock, None, begin, end)
             bound = elbo(
-                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end), ladder=schedule.ladder(steps),
-                draws=draws, generator=Generator().manual_seed(seed),
+                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end, max(begin, end - self.horizon)),
+                ladder=schedule.ladder(steps), draws=draws, generator=Generator().manual_seed(seed),
             )  # fmt: skip
             fresh = max(begin, end - self.horizon)
             judged = torch.where(levels < schedule.levels, -bound, torch.nan)
@@ -255,7 +284,7 @@ class SeriesModel:
 
     @torch.no_grad()
     def listen(
-        self, values: Array, clock: Clock, known: Array | None = None, *, held: int = 0, windows: int = 24, steps: int = 8
+        self, values: Array, clock: Clock, known: Array | None = None, *, held: int = 0, windows: int = 40, steps: int = 8
     ) -> SeriesModel:
         """The same, with its noise as that of past windows was: encoded backwards along the sampler's path.
 
@@ -268,14 +297,14 @@ class SeriesModel:
             return self
         origins = np.unique(np.linspace(max(first, last - windows * self.horizon), last, windows).astype(int))
         noises = np.stack([self._noise_of(values, clock, known, int(o), steps) for o in origins])  # (n, h, d), NaN where missing
-        flat = noises.reshape(-1, noises.shape[-1])
-        correlation = torch.from_numpy(_correlation(flat)).float()
         fresh = noises[origins >= len(values) - held] if held else noises
         warmth = np.sqrt(np.nanmean(fresh**2, axis=(0, 2))) if len(fresh) else np.ones(self.horizon)
         smooth = np.polynomial.Polynomial.fit(np.arange(len(warmth)), np.nan_to_num(warmth, nan=1.0), 1)(np.arange(len(warmth)))
-        return SeriesModel(
-            self.model, self.normal, self.covariates, self.context, correlation, torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float()
-        )
+        phases = clock[origins[:, None] + np.arange(self.horizon)] % self.normal.season
+        return dataclasses.replace(
+            self, echoes=torch.from_numpy(np.nan_to_num(noises).reshape(-1, noises.shape[-1])).float(),
+            phases=torch.from_numpy(phases.reshape(-1)), warmth=torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float(),
+        )  # fmt: skip
 
     def _noise_of(self, values: Array, clock: Clock, known: Array, origin: int, steps: int) -> Array:
         """The noise (h, d) from which the sampler would have drawn what happened after a past origin."""
@@ -283,7 +312,7 @@ class SeriesModel:
         first = max(self.normal.warm, origin - self.context)
         last = origin + self.horizon
         seen, levels = self._seen(values[:last], clock[:last], None, first, last)
-        cond = self._told(values[:last], clock[:last], known, first, last)
+        cond = self._told(values[:last], clock[:last], known, first, last, origin)
         ladder = schedule.ladder(steps)
         generator = Generator().manual_seed(origin)
         ahead = torch.zeros(last - first, dtype=torch.bool)
@@ -307,27 +336,54 @@ class SeriesModel:
         out = x[:, origin - first :, 0].T.double().numpy()
         return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
 
-    def _noise(self, number: int, horizon: int, generator: Generator | None) -> Tensor:
-        """White in time, correlated between series: (n, h, d)."""
-        d = len(self.correlation)
-        white = torch.randn(number, horizon, d, generator=generator)
-        root = torch.linalg.cholesky(self.correlation.double()).float()
-        warmth = self.warmth[torch.arange(horizon).clamp(max=len(self.warmth) - 1)]
-        return (white @ root.T) * warmth[:, None]
+    def _noise(self, number: int, clock: Clock, generator: Generator | None) -> Tensor:
+        """White in time, between series as in past steps of the same phase: (n, h, d).
+
+        A sum of past noises with random weights has their covariance; some noise of each series' own is added, as much as the uncertainty
+        of their correlations asks (Schäfer and Strimmer).
+        """
+        d = self.echoes.shape[1]
+        noise = torch.randn(number, len(clock), d, generator=generator)
+        own = self._share
+        for step, phase in enumerate((clock % self.normal.season).tolist()):
+            past = self.echoes[self.phases == phase]
+            past = past if len(past) >= FEW else self.echoes
+            if len(past) < FEW or d == 1:
+                continue
+            size = (past**2).mean(0).sqrt()
+            weights = torch.randn(number, len(past), generator=generator) / math.sqrt(len(past))
+            shared = weights @ (past / size.clamp(min=1e-6))
+            noise[:, step] = math.sqrt(1 - own) * shared + math.sqrt(own) * noise[:, step]
+        warmth = self.warmth[torch.arange(len(clock)).clamp(max=len(self.warmth) - 1)]
+        return noise * warmth[:, None]
+
+    @functools.cached_property
+    def _share(self) -> float:
+        """Share of the noise's variance that is each series' own, 0 to 1."""
+        uncertain, strength = 0.0, 0.0
+        for phase in self.phases.unique().tolist():
+            past = self.echoes[self.phases == phase]
+            if len(past) < FEW:
+                continue
+            unit = past / past.norm(dim=0).clamp(min=1e-9)
+            r = unit.T @ unit
+            r.fill_diagonal_(0.0)
+            uncertain += float(((1 - r**2) ** 2).sum() - len(r)) / (len(past) - 1)
+            strength += float((r**2).sum())
+        return min(1.0, max(0.02, uncertain / strength)) if strength > 0 else 1.0
 
     def _only(self, which: NDArray[np.int64]) -> SeriesModel:
         """The same for some of the series."""
         normal = {f: getattr(self.normal, f) for f in self.normal.__dataclass_fields__}
         for name in ("offset", "mean", "std", "spread", "low"):
             normal[name] = normal[name][which]
-        about = Covariates(self.covariates.periods, self.covariates.about[which], self.covariates.known_mean, self.covariates.known_std)
-        chosen = torch.from_numpy(which)
-        return SeriesModel(self.model, Normal(**normal), about, self.context, self.correlation[chosen][:, chosen], self.warmth)
+        about = dataclasses.replace(self.covariates, about=self.covariates.about[which])
+        return dataclasses.replace(self, normal=Normal(**normal), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)])
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
         d = len(self.covariates.about) if self.covariates.about.shape[1] else values.shape[1]
-        if values.ndim != 2 or values.shape[1] != len(self.correlation) or d != values.shape[1]:
-            raise ValueError(f"the model was trained on {len(self.correlation)} series; got values of shape {values.shape}")
+        if values.ndim != 2 or values.shape[1] != self.echoes.shape[1] or d != values.shape[1]:
+            raise ValueError(f"the model was trained on {self.echoes.shape[1]} series; got values of shape {values.shape}")
         if not 1 <= horizon <= self.horizon:
             raise ValueError(f"the model forecasts 1 to {self.horizon} steps ahead; got {horizon}. Train one with a longer horizon")
         if len(values) <= self.normal.warm:
@@ -341,7 +397,7 @@ class SeriesModel:
     def save(self, folder: Path) -> None:
         """Into a folder: the model as usual, the rest as series.json and series.safetensors."""
         self.model.save_pretrained(folder / "model")
-        tensors = {"correlation": self.correlation.contiguous(), "warmth": self.warmth.contiguous()}
+        tensors = {name: getattr(self, name).contiguous() for name in ("echoes", "phases", "warmth")}
         about = {
             "version": FORMAT, "context": self.context, "normal": self.normal.save(tensors), "covariates": self.covariates.save(tensors),
         }  # fmt: skip
@@ -356,13 +412,14 @@ class SeriesModel:
         about, tensors = json.loads((folder / "series.json").read_text()), load_file(folder / "series.safetensors")
         return cls(
             DiffusionForcing.from_pretrained(folder / "model"), Normal.load(tensors, about["normal"]),
-            Covariates.load(tensors, about["covariates"]), about["context"], tensors["correlation"], tensors["warmth"],
+            Covariates.load(tensors, about["covariates"]), about["context"],
+            tensors["echoes"], tensors["phases"], tensors["warmth"],
         )  # fmt: skip
 
 
 def limited(series: SeriesModel, which: int, single: bool) -> SeriesModel:
     """The model of one of its series, or all of it."""
-    return series._only(np.array([which])) if single and len(series.correlation) > 1 else series
+    return series._only(np.array([which])) if single and series.echoes.shape[1] > 1 else series
 
 
 def _extend(clock: Clock, steps: int) -> Clock:
@@ -386,21 +443,3 @@ def _gaps(values: Array) -> list[tuple[int, int]]:
     gone = np.concatenate([[False], np.isnan(values).any(1), [False]])
     edges = np.flatnonzero(gone[1:] != gone[:-1])
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def _correlation(noises: Array) -> Array:
-    """Correlation (d, d) of noises (n, d), drawn towards independence by as much as its own uncertainty asks (Schäfer and Strimmer)."""
-    d = noises.shape[1]
-    there = ~np.isnan(noises)
-    clean = np.where(there, noises, 0.0)
-    clean = (clean - clean.sum(0) / np.maximum(there.sum(0), 1)) * there
-    scale = np.sqrt((clean**2).sum(0))
-    unit = clean / np.where(scale > 0, scale, 1.0)
-    r = np.clip(unit.T @ unit, -1, 1)
-    np.fill_diagonal(r, 0.0)
-    n = max(3, int(there.sum(0).min()))
-    strength = (r**2).sum()
-    shrink = min(1.0, max(0.01, ((1 - r**2) ** 2 * ~np.eye(d, dtype=bool)).sum() / (n - 1) / strength)) if strength > 0 else 1.0
-    r = (1 - shrink) * r
-    np.fill_diagonal(r, 1.0)
-    return r

@@ -265,9 +265,11 @@ def _misses(normal: Normal, values: Array, clock: NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Covariates:
-    """What a network is told beside the tokens: the calendar, which series it is, its lagged values, and what is known in advance."""
+    """What a network is told beside the tokens: the calendar, which series it is, its lagged values, what is known in advance, and how
+    the others are doing."""
 
     periods: tuple[float, ...]
+    together: bool  # whether series are told of the others' mean departure, up to the start of the forecast
     about: Array  # (d, s), each series described by numbers: its share in the leading components, its size and spread
     known_mean: Array  # (c,)
     known_std: Array  # (c,)
@@ -284,7 +286,13 @@ class Covariates:
         return np.stack(waves, axis=-1) if waves else np.zeros((len(clock), 0))
 
     def width(self, normal: Normal) -> int:
-        return self.calendar(np.zeros(1, dtype=np.int64)).shape[1] + self.about.shape[1] + self.lag_width(normal) + len(self.known_mean)
+        return (
+            self.calendar(np.zeros(1, dtype=np.int64)).shape[1]
+            + self.about.shape[1]
+            + self.lag_width(normal)
+            + len(self.known_mean)
+            + 2 * self.together
+        )
 
     def lag_width(self, normal: Normal) -> int:
         return len(normal.lags) + 1 if normal.kind == "lags" else 0
@@ -300,8 +308,18 @@ class Covariates:
         again = np.clip((past - expected[..., None]) / normal.size(clock[first:last])[..., None], -FURTHEST, FURTHEST)
         return np.concatenate([again, expected[..., None]], axis=-1).astype(np.float32)
 
+    def company(self, tokens: Array) -> NDArray[np.float32]:
+        """The mean departure of all series and a mark that it is known, (t, 2), by tokens (t, d); (t, 0) if series are not told."""
+        if not self.together:
+            return np.zeros((len(tokens), 0), dtype=np.float32)
+        there = ~np.isnan(tokens)
+        mean = np.where(there, tokens, 0.0).sum(1) / np.maximum(there.sum(1), 1)
+        return np.stack([mean, there.any(1)], axis=1).astype(np.float32)
+
     @classmethod
-    def fit(cls, values: Array, known: Array, normal: Normal, periods: tuple[float, ...], components: int = 4) -> Covariates:
+    def fit(
+        cls, values: Array, known: Array, normal: Normal, periods: tuple[float, ...], *, together: bool = True, components: int = 4
+    ) -> Covariates:
         standard = normal.filled(normal.standard(values))
         d = values.shape[1]
         about = np.zeros((d, 0))
@@ -311,17 +329,17 @@ class Covariates:
             size = (size - size.mean(0)) / np.maximum(size.std(0), 1e-6)
             about = np.clip(np.concatenate([shares * np.sign(shares.sum(0) + 1e-12), size], axis=-1), -4, 4)
         std = known.std(0) if known.size else np.zeros(known.shape[1])
-        return cls(periods, about, known.mean(0) if known.size else std, np.where(std > 0, std, 1.0))
+        return cls(periods, together and d > 1, about, known.mean(0) if known.size else std, np.where(std > 0, std, 1.0))
 
     def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         for name in ("about", "known_mean", "known_std"):
             tensors[f"covariates.{name}"] = torch.from_numpy(getattr(self, name).copy())
-        return {"periods": list(self.periods)}
+        return {"periods": list(self.periods), "together": self.together}
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Covariates:
         arrays = {name.removeprefix("covariates."): value.numpy() for name, value in tensors.items() if name.startswith("covariates.")}
-        return cls(tuple(rest["periods"]), **arrays)
+        return cls(tuple(rest["periods"]), rest["together"], **arrays)
 
 
 class SeriesWindows:
@@ -346,6 +364,7 @@ class SeriesWindows:
         self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
         standard = normal.filled(normal.standard(values))
         self._lagged = torch.from_numpy(covariates.lagged(normal, standard, clock, normal.warm, len(values)))
+        self._company = torch.from_numpy(covariates.company(tokens))
         self._warm = normal.warm
         self._time, self._about = timely(covariates, clock, known), torch.from_numpy(covariates.about.astype(np.float32))
 
@@ -355,7 +374,7 @@ class SeriesWindows:
 
     @property
     def cond_width(self) -> int:
-        return self._time.shape[1] + self._about.shape[1] + self._lagged.shape[2]
+        return self._time.shape[1] + self._about.shape[1] + self._lagged.shape[2] + self._company.shape[1]
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
         which = torch.randint(0, self._tokens.shape[1], (size,), generator=generator)
@@ -374,7 +393,8 @@ class SeriesWindows:
         which, start = windows.unbind(1)
         steps = start[:, None] + torch.arange(self.length)
         series = which[:, None].expand_as(steps)
-        cond = told(self._time[steps], self._about[which], self._lagged[steps - self._warm, series])
+        company = self._company[steps] * (torch.arange(self.length) < self.context)[:, None]
+        cond = told(self._time[steps], self._about[which], self._lagged[steps - self._warm, series], company)
         return Batch(self._tokens[steps, series][..., None], cond, self._mask[steps, series])
 
 
@@ -384,6 +404,6 @@ def timely(covariates: Covariates, clock: NDArray[np.int64], known: Array) -> Te
     return torch.from_numpy(np.concatenate([covariates.calendar(clock), scaled], axis=1).astype(np.float32))
 
 
-def told(time: Tensor, about: Tensor, lagged: Tensor) -> Tensor:
-    """Conditions (b, t, c) of b windows: time (b, t, w), about (b, s), lagged (b, t, l)."""
-    return torch.cat([time, about[:, None].expand(-1, time.shape[1], -1), lagged], dim=-1)
+def told(time: Tensor, about: Tensor, lagged: Tensor, company: Tensor) -> Tensor:
+    """Conditions (b, t, c) of b windows: time (b, t, w), about (b, s), lagged (b, t, l), company (b, t, 0 or 2)."""
+    return torch.cat([time, about[:, None].expand(-1, time.shape[1], -1), lagged, company], dim=-1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Generator
 
@@ -56,6 +55,8 @@ class Forecasting:
     """What values are expected to be: by their lags, or as the value before. auto: whichever forecasts better."""
     transform: Literal["auto", "none", "sqrt", "log"] = "auto"
     """Of values, so that departures are alike at all sizes. auto: the likeliest."""
+    together: bool = True
+    """Whether each series is told how the others did lately, on average."""
     sampling: Sampling = field(default_factory=Sampling)
     """How forecasts are drawn."""
 
@@ -85,9 +86,9 @@ class Forecasting:
     def forecaster(self, model: DiffusionForcing) -> SeriesModel:
         """A trained network with its noise as it was in the windows it learned from."""
         s = self.setting()
-        d = s.panel.values.shape[1]
-        bare = SeriesModel(model, s.normal, s.covariates, s.context, torch.eye(d), torch.ones(s.horizon))
-        return bare.listen(s.panel.values[: s.end], s.clock[: s.end], s.panel.known, held=s.held)
+        return SeriesModel.bare(model, s.normal, s.covariates, s.context).listen(
+            s.panel.values[: s.end], s.clock[: s.end], s.panel.known, held=s.held
+        )
 
     @property
     def default_samples(self) -> int:
@@ -230,7 +231,7 @@ def _setting(task: Forecasting) -> Setting:
     transform: Any = None if task.transform == "auto" else task.transform
     fitted = slice(0, end - held)  # what is validated on must not say what is normal
     normal = fit_normal(panel.values[fitted], clock[fitted], horizon, seasons, kind=kind, transform=transform)
-    covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(panel, seasons))
+    covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(panel, seasons), together=task.together)
     context = task.context or max(horizon, 2 * seasons[0])
     context = max(1, min(context, end - held - normal.warm - horizon - 1, held))
     return Setting(panel, clock, seasons, horizon, context, windows, held, end, normal, covariates)
