@@ -68,12 +68,13 @@ def forecast(words: list[str]) -> int:
     from .cli import console, progress_bar, show
     from .data.series import check_horizon, read, write_frame
     from .forecaster import Forecaster
-    from .forecasting import Sampling
     from .tasks.forecasting_pictures import draw_fans
 
     began = time.monotonic()
     if not options.quantiles or any(not 0 < q < 1 for q in options.quantiles):
         raise ValueError(f"quantiles lie between 0 and 1; got {options.quantiles}")
+    if options.samples < 1:
+        raise ValueError(f"--samples counts futures from 1; got {options.samples}")
     panel = read(
         options.file, time=options.time, id=options.id, value=options.value, freq=options.freq, known=options.known, kind=options.values
     )
@@ -86,6 +87,8 @@ def forecast(words: list[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.model is not None:
         forecaster = Forecaster.load(options.model)
+        panel = forecaster.ordered(panel)
+        d = len(panel.names)
         if options.horizon > forecaster.task.horizon:
             raise ValueError(f"the model in {options.model} forecasts at most {forecaster.task.horizon} steps; got {options.horizon}")
     else:
@@ -113,7 +116,7 @@ def forecast(words: list[str]) -> int:
     with progress_bar() as progress:
         drawn = forecaster.predict(
             options.horizon, data=panel, seed=options.seed,
-            sampling=dataclasses.replace(forecaster.task.sampling, samples=options.samples) if options.samples else Sampling(),
+            sampling=dataclasses.replace(forecaster.task.sampling, samples=options.samples),
             progress=lambda done, of: progress("futures", done, of),
         )  # fmt: skip
     files = [options.out / f"forecast.{options.format}"]

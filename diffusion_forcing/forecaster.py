@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from .data.series import Panel, check_horizon, from_frame
 from .forecasting import Reward, Sampling, SeriesModel
 from .model import DiffusionForcing
 from .pretrained import write_atomically
-from .tasks.forecasting import Forecasting
+from .tasks.forecasting import Forecasting, forget
 from .train import Result, train
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -104,7 +105,7 @@ class Forecaster:
         if backbone not in ("gru", "transformer"):
             raise ValueError(f"backbone is gru or transformer; got {backbone!r}")
         self.task = Forecasting(
-            source="", horizon=horizon, windows=windows, context=context, season=season, kind=kind, transform=transform,
+            source="", horizon=horizon, windows=windows, context=context, season=season, expect=kind, transform=transform,
             together=together, sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
         )  # fmt: skip
         self.network = (
@@ -116,6 +117,9 @@ class Forecaster:
         self.series: SeriesModel | None = None
         self.panel: Panel | None = None
         self.result: Result | None = None
+        self.names: tuple[str, ...] = ()
+        self.known_names: tuple[str, ...] = ()
+        self.freq: str | None = None
 
     def experiment(self, source: Path) -> Experiment:
         """The training of a panel that was saved."""
@@ -143,14 +147,21 @@ class Forecaster:
 
     def _fit(self, panel: Panel, folder: Path, quiet: bool) -> Forecaster:
         folder.mkdir(parents=True, exist_ok=True)
+        if (folder / PANEL).exists() and not same_panel(load_panel(folder / PANEL), panel):
+            for name in ("checkpoint.safetensors", "log.jsonl"):  # of another table: what it taught is not to be gone on with
+                (folder / name).unlink(missing_ok=True)
+            for name in ("best", "model", "tensorboard"):
+                shutil.rmtree(folder / name, ignore_errors=True)
         save_panel(panel, folder / PANEL)
+        forget()
         experiment = self.experiment(folder / PANEL)
         self.result = train(experiment, folder, quiet=quiet)
         task: Any = experiment.task
         if self.result.status == "interrupted":
             raise KeyboardInterrupt
         self.series = task.forecaster(DiffusionForcing.from_pretrained(folder / "model"))
-        self.panel, self.task = panel, task
+        self.panel, self.names, self.known_names, self.freq = panel, panel.names, panel.known_names, panel.freq
+        self.task = dataclasses.replace(task, season=task.setting().seasons)
         return self
 
     def predict(
@@ -173,7 +184,7 @@ class Forecaster:
         if scale is not None:
             sampling = dataclasses.replace(sampling, scale=scale)
         level = None if doubt is None else self._levels(doubt, panel)
-        horizon = horizon or series.horizon
+        horizon = series.horizon if horizon is None else horizon
         check_known(panel, horizon)
         drawn = series.draw(
             panel.values, clock_of(panel), panel.known[: len(panel.values) + horizon], horizon=horizon, sampling=sampling, level=level,
@@ -201,10 +212,9 @@ class Forecaster:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.series.save(folder)
-        assert self.panel is not None
         about = {
-            "names": list(self.panel.names), "freq": self.panel.freq, "known": list(self.panel.known_names),
-            "sampling": dataclasses.asdict(self.task.sampling), "season": list(self.series.normal.lags and self.task.setting().seasons),
+            "names": list(self.names), "freq": self.freq, "known": list(self.known_names),
+            "sampling": dataclasses.asdict(self.task.sampling), "season": list(self.task.season),
         }  # fmt: skip
         write_atomically(folder / "forecaster.json", lambda file: Path(file).write_text(json.dumps(about, indent=2) + "\n"))
 
@@ -219,11 +229,24 @@ class Forecaster:
         about = json.loads((folder / "forecaster.json").read_text())
         series = SeriesModel.load(folder)
         made = cls(series.horizon, sampling=Sampling(**about["sampling"]), season=tuple(about["season"]))
-        made.series, made._names, made._freq = series, tuple(about["names"]), about["freq"]
+        made.series, made.freq = series, about["freq"]
+        made.names, made.known_names = tuple(about["names"]), tuple(about["known"])
         return made
 
-    _names: tuple[str, ...] | None = None
-    _freq: str | None = None
+    def ordered(self, panel: Panel) -> Panel:
+        """A panel with the series and covariates that were learned from, in their order."""
+        for what, wanted, there in (("series", self.names, panel.names), ("covariates", self.known_names, panel.known_names)):
+            missing = [name for name in wanted if name not in there]
+            if missing:
+                raise ValueError(f"the forecaster knows the {what} {', '.join(wanted[:5])}{'...' if len(wanted) > 5 else ''}; "
+                                 f"the data lack {missing[0]!r}")  # fmt: skip
+        if panel.freq != self.freq:
+            raise ValueError(
+                f"the forecaster learned from data of freq {self.freq!r}; these are of {panel.freq!r}: resample them, or train anew"
+            )
+        values = panel.values[:, [panel.names.index(name) for name in self.names]]
+        known = panel.known[:, [panel.known_names.index(name) for name in self.known_names]]
+        return dataclasses.replace(panel, values=values, names=self.names, known=known, known_names=self.known_names)
 
     def _ready(self, data: pd.DataFrame | Panel | None, columns: dict[str, Any]) -> tuple[SeriesModel, Panel]:
         if self.series is None:
@@ -233,18 +256,7 @@ class Forecaster:
                 raise ValueError("a loaded forecaster holds no data; pass them: predict(data=frame)")
             return self.series, self.panel
         panel = data if isinstance(data, Panel) else from_frame(data, **columns)
-        names = self._names or (self.panel.names if self.panel is not None else panel.names)
-        missing = [name for name in names if name not in panel.names]
-        if missing:
-            raise ValueError(f"the forecaster knows the series {', '.join(names[:5])}{'...' if len(names) > 5 else ''}; "
-                             f"the data lack {missing[0]!r}")  # fmt: skip
-        freq = self._freq if self.panel is None else self.panel.freq
-        if panel.freq != freq:
-            raise ValueError(
-                f"the forecaster learned from data of freq {freq!r}; these are of {panel.freq!r}: resample them, or train anew"
-            )
-        order = [panel.names.index(name) for name in names]
-        return self.series, dataclasses.replace(panel, values=panel.values[:, order], names=tuple(names))
+        return self.series, self.ordered(panel)
 
     def _levels(self, doubt: Any, panel: Panel) -> Array:
         """Doubts 0..1 as levels (t, d)."""
@@ -272,6 +284,7 @@ def save_panel(panel: Panel, file: Path) -> None:
         "values": panel.values, "known": panel.known, "stamps": stamps, "names": np.array(panel.names, dtype=np.str_),
         "known_names": np.array(panel.known_names, dtype=np.str_), "freq": np.array(panel.freq or ""),
         "unit": np.array(panel.index.unit if panel.freq is not None else ""),
+        "zone": np.array(str(panel.index.tz) if panel.freq is not None and panel.index.tz is not None else ""),
     }  # fmt: skip
 
     def write(temporary: Path) -> None:
@@ -279,6 +292,14 @@ def save_panel(panel: Panel, file: Path) -> None:
             np.savez_compressed(handle, **arrays)  # type: ignore[arg-type]
 
     write_atomically(file, write)
+
+
+def same_panel(one: Panel, other: Panel) -> bool:
+    """Whether two panels hold the same."""
+    return (
+        one.names == other.names and one.known_names == other.known_names and one.freq == other.freq and one.index.equals(other.index)
+        and np.array_equal(one.values, other.values, equal_nan=True) and np.array_equal(one.known, other.known)
+    )  # fmt: skip
 
 
 def load_panel(file: Path) -> Panel:
@@ -291,4 +312,5 @@ def load_panel(file: Path) -> Panel:
             index: Any = pd.RangeIndex(int(stamps[0]), int(stamps[-1]) + step, step)
         else:
             index = pd.DatetimeIndex(stamps.astype(f"datetime64[{arrays['unit']}]"))
+            index = index.tz_localize("UTC").tz_convert(str(arrays["zone"])) if str(arrays["zone"]) else index
         return Panel(arrays["values"], tuple(arrays["names"].tolist()), index, freq, arrays["known"], tuple(arrays["known_names"].tolist()))

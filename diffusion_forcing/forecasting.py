@@ -96,6 +96,8 @@ class SeriesModel:
         top = self.model.schedule.levels
         tokens = self.normal.tokens(values, clock)[first:last].T
         levels = np.zeros(tokens.shape) if level is None else level[first:last].T
+        if level is not None and self.normal.kind == "steps":  # a step is as doubtful as either of its ends
+            levels = np.maximum(levels, level[first - 1 : last - 1].T)
         levels = np.where(np.isnan(tokens), top, levels)
         return torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))[..., None], torch.from_numpy(levels).long()
 
@@ -132,6 +134,8 @@ class SeriesModel:
         horizon = self.horizon if horizon is None else horizon
         known = _rows(known, len(values) + horizon)
         self._check(values, horizon, known)
+        if level is not None:  # what is not believed at all is not there: neither as a lag, nor to the other series
+            values = np.where(level >= self.model.schedule.levels, np.nan, values)
         # A series whose last values are missing is sampled from where it was last seen.
         gap = _trailing(values) if self.normal.kind == "steps" else np.zeros(values.shape[1], dtype=np.int64)
         if reward is not None and len(set(gap.tolist())) > 1:
@@ -159,6 +163,7 @@ class SeriesModel:
                     doubt,
                     reward,
                     company,
+                    int(length),
                 )
                 out[rows : rows + size, :, which] = futures[:, length:]
                 done += len(futures) * len(which)
@@ -168,10 +173,11 @@ class SeriesModel:
 
     def _futures(
         self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None,
-        company: Any,
+        company: Any, gap: int,
     ) -> Array:  # fmt: skip
-        """Futures (n, h, d) that the noise (n, h, d) becomes."""
+        """Futures (n, h, d) that the noise (n, h, d) becomes. The first `gap` steps are before the forecast: no reward speaks of them."""
         n, horizon, d = noise.shape
+        noise = noise * self.warmth[torch.arange(horizon).clamp(max=len(self.warmth) - 1)][:, None]
         t = len(values)
         first = max(self.normal.warm, t - self.context)
         tokens, levels = self._seen(values, clock, level, first, t)
@@ -189,7 +195,7 @@ class SeriesModel:
             judge = reward
 
             def of_tokens(x: Tensor) -> Tensor:
-                futures = self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later)
+                futures = self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later)[:, gap:]
                 score = judge(futures)
                 if score.shape != (n,):
                     raise ValueError(f"a reward maps futures {tuple(futures.shape)} to one score each, ({n},); got {tuple(score.shape)}")
@@ -218,40 +224,31 @@ class SeriesModel:
         sampling = sampling or Sampling(schedule="full_sequence")
         known = _rows(known, len(values))
         out = np.repeat(values[None], sampling.samples, axis=0)
-        for first, last in _gaps(values):
-            begin = max(self.normal.warm, first - self.context)
+        gaps = sorted((first, last, series) for series in range(values.shape[1]) for first, last in _gaps(values[:, series]))
+        for first, last, series in gaps:
             if first < self.normal.warm:
                 raise ValueError(f"the gap at step {first} lies within the first {self.normal.warm} steps, which are needed as lags")
-            end = min(len(values), last + self.context)
             if last - first > self.horizon:
                 raise ValueError(f"the gap of {last - first} steps from step {first} is longer than the horizon of {self.horizon}")
-            now = out.mean(0) if np.isnan(out).any() else out[0]
-            tokens, levels = self._seen(now, clock, None, begin, end)
-            cond = self._told(now, clock, known, begin, end, first)
-            for series in np.flatnonzero(np.isnan(values[first:last]).any(0)).tolist():
-                absent = levels[series] > 0
-                matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
-                matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())
-                x = tokens[series : series + 1].repeat(sampling.samples, 1, 1)
-                noise = torch.randn(x.shape, generator=generator)
-                x = torch.where(absent[None, :, None], noise, x)
-                x = sample(
-                    self.model.denoiser(cond[series : series + 1].repeat(sampling.samples, 1, 1)),
-                    self.model.schedule,
-                    x,
-                    matrix,
-                    path="angle",
-                )
-                steps = np.flatnonzero(np.isnan(values[first:last, series])) + first
-                size = self.normal.size(clock)[steps, series]
-                expected = self._expected(now, steps, series)
-                moved = expected + x[:, steps - begin, 0].double().numpy() * size
-                out[:, steps, series] = self._back(moved, series)
+            begin, end = max(self.normal.warm, first - self.context), min(len(values), last + self.context)
+            now = out.mean(0)
+            tokens, levels = (part[series : series + 1] for part in self._seen(now, clock, None, begin, end))
+            cond = self._told(now, clock, known, begin, end, first)[series : series + 1]
+            absent = levels[0] > 0
+            matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
+            matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())
+            x = tokens.repeat(sampling.samples, 1, 1)
+            x = torch.where(absent[None, :, None], torch.randn(x.shape, generator=generator), x)
+            x = sample(self.model.denoiser(cond.repeat(sampling.samples, 1, 1)), self.model.schedule, x, matrix, path="angle")
+            steps = np.arange(first, last)
+            moved = self._expected(now, steps, series) + x[:, steps - begin, 0].double().numpy() * self.normal.size(clock)[steps, series]
+            out[:, steps, series] = self._back(moved, series)
         return out
 
     def _expected(self, values: Array, steps: NDArray[np.int64], series: int) -> Array:
         standard = self.normal.filled(self.normal.standard(values))
-        return np.stack([standard[steps - lag, series] for lag in self.normal.lags], axis=-1) @ self.normal.weights
+        first, last = int(steps[0]), int(steps[-1]) + 1
+        return (self.normal.lagged(standard[:, [series]], first, last) @ self.normal.weights)[steps - first, 0]
 
     def _back(self, moved: Array, series: int) -> Array:
         """Standardised values of one series back in its units."""
@@ -299,7 +296,8 @@ class SeriesModel:
         noises = np.stack([self._noise_of(values, clock, known, int(o), steps) for o in origins])  # (n, h, d), NaN where missing
         fresh = noises[origins >= len(values) - held] if held else noises
         warmth = np.sqrt(np.nanmean(fresh**2, axis=(0, 2))) if len(fresh) else np.ones(self.horizon)
-        smooth = np.polynomial.Polynomial.fit(np.arange(len(warmth)), np.nan_to_num(warmth, nan=1.0), 1)(np.arange(len(warmth)))
+        warmth, ahead = np.nan_to_num(warmth, nan=1.0), np.arange(self.horizon)
+        smooth = np.polynomial.Polynomial.fit(ahead, warmth, 1)(ahead) if self.horizon > 1 else warmth
         phases = clock[origins[:, None] + np.arange(self.horizon)] % self.normal.season
         return dataclasses.replace(
             self, echoes=torch.from_numpy(np.nan_to_num(noises).reshape(-1, noises.shape[-1])).float(),
@@ -353,9 +351,9 @@ class SeriesModel:
             size = (past**2).mean(0).sqrt()
             weights = torch.randn(number, len(past), generator=generator) / math.sqrt(len(past))
             shared = weights @ (past / size.clamp(min=1e-6))
-            noise[:, step] = math.sqrt(1 - own) * shared + math.sqrt(own) * noise[:, step]
-        warmth = self.warmth[torch.arange(len(clock)).clamp(max=len(self.warmth) - 1)]
-        return noise * warmth[:, None]
+            together = math.sqrt(1 - own) * shared + math.sqrt(own) * noise[:, step]
+            noise[:, step] = torch.where(size > 1e-6, together, noise[:, step])  # a series not heard of then has noise of its own
+        return noise
 
     @functools.cached_property
     def _share(self) -> float:
@@ -381,8 +379,7 @@ class SeriesModel:
         return dataclasses.replace(self, normal=Normal(**normal), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)])
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
-        d = len(self.covariates.about) if self.covariates.about.shape[1] else values.shape[1]
-        if values.ndim != 2 or values.shape[1] != self.echoes.shape[1] or d != values.shape[1]:
+        if values.ndim != 2 or values.shape[1] != self.echoes.shape[1]:
             raise ValueError(f"the model was trained on {self.echoes.shape[1]} series; got values of shape {values.shape}")
         if not 1 <= horizon <= self.horizon:
             raise ValueError(f"the model forecasts 1 to {self.horizon} steps ahead; got {horizon}. Train one with a longer horizon")
@@ -439,7 +436,7 @@ def _trailing(values: Array) -> NDArray[np.int64]:
 
 
 def _gaps(values: Array) -> list[tuple[int, int]]:
-    """Stretches (first, last+1) of steps in which some value is missing."""
-    gone = np.concatenate([[False], np.isnan(values).any(1), [False]])
+    """Stretches (first, last+1) of steps in which values (t,) are missing."""
+    gone = np.concatenate([[False], np.isnan(values), [False]])
     edges = np.flatnonzero(gone[1:] != gone[:-1])
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

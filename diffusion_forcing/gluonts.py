@@ -101,7 +101,7 @@ class DiffusionForcingPredictor(Predictor):
             index = _index(entry["start"], target.shape[-1], self.freq)
             values = target[:, None] if single else target.T
             panel = Panel(values, tuple(map(str, range(values.shape[1]))), index, self.freq, np.zeros((len(values), 0)))
-            drawn = limited(self.series, self._which(entry, number), single).draw(
+            drawn = limited(self.series, self._which(entry, number) if single else 0, single).draw(
                 values, clock_of(panel), sampling=sampling, generator=generator
             )
             samples = drawn[..., 0] if single else drawn

@@ -12,23 +12,23 @@ from .series import Panel
 
 MONDAY = "1970-01-05"
 SECONDS = 86_400
+MONTHS = {"Q": 3, "Y": 12}
 
 
 def clock_of(panel: Panel) -> NDArray[np.int64]:
     """Whole steps (t,) since a Monday in 1970, so that phases stay the same when a panel is read again with more rows."""
     if panel.freq is None:
         return np.asarray(panel.index, dtype=np.int64) // panel.index.step
-    offset: Any = pd.tseries.frequencies.to_offset(panel.freq)
-    seconds = _seconds(offset)
+    # A panel's stamps lie one step apart, so where the first lies says it all. Zones count as in UTC: there no hour is skipped.
+    first = panel.index[0].tz_convert(None) if panel.index.tz is not None else panel.index[0]
+    seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
     if seconds:
-        since = (panel.index.tz_localize(None) - pd.Timestamp(MONDAY)).total_seconds().to_numpy()
-        return np.floor(since / seconds).astype(np.int64)
-    if panel.freq.startswith("B"):
-        days = panel.index.tz_localize(None).to_numpy().astype("datetime64[D]")
-        return np.busday_count(np.datetime64(MONDAY), days).astype(np.int64)
-    months = np.asarray(12 * panel.index.year + panel.index.month, dtype=np.int64)
-    each = max(1, round((months[-1] - months[0]) / max(1, len(months) - 1)))
-    return (months - months[0]) // each + months[0] // each
+        at = int((first - pd.Timestamp(MONDAY)).total_seconds() // seconds)
+    elif panel.freq == "B":
+        at = int(np.busday_count(np.datetime64(MONDAY), first.to_datetime64().astype("datetime64[D]")))
+    else:
+        at = (12 * first.year + first.month) // MONTHS.get(panel.freq.lstrip("B")[:1], 1)
+    return at + np.arange(len(panel.index))
 
 
 def seasons_of(panel: Panel) -> tuple[int, ...]:
@@ -43,11 +43,11 @@ def seasons_of(panel: Panel) -> tuple[int, ...]:
         seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
         if seconds:
             day, week = SECONDS / seconds, 7 * SECONDS / seconds
-            found = tuple(int(p) for p in (day, week) if p > 1 and p == int(p)) or (52,)
-        elif panel.freq.startswith("B"):
+            found = tuple(int(p) for p in (day, week) if p > 1 and p == int(p)) or ((52,) if week == 1 else (1,))
+        elif panel.freq == "B":
             found = (5,)
         else:
-            found = ({"M": 12, "Q": 4}.get(panel.freq[0], 1),)
+            found = ({"M": 12, "Q": 4}.get(panel.freq.lstrip("B")[:1], 1),)
     return tuple(p for p in found if 1 < p <= t // 4) or (1,)
 
 
@@ -61,7 +61,13 @@ def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
     if panel.freq is None:
         return tuple(periods)
     seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
-    year = 365.25 * SECONDS / seconds if seconds else 260.9 if panel.freq.startswith("B") else {"M": 12.0, "Q": 4.0}.get(panel.freq[0], 1.0)
+    year = (
+        365.25 * SECONDS / seconds
+        if seconds
+        else 260.9
+        if panel.freq == "B"
+        else {"M": 12.0, "Q": 4.0}.get(panel.freq.lstrip("B")[:1], 1.0)
+    )
     if t >= 4 * year and not any(abs(p - year) < 1 for p in periods) and year > 2:
         periods.append(year)
     return tuple(periods)
@@ -69,11 +75,13 @@ def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
 
 def _seconds(offset: Any) -> float:
     """Length of a step, 0 where it is not always the same."""
+    days = {"Day": 1, "Week": 7}.get(type(offset).__name__)  # not of a fixed length to every pandas
+    if days:
+        return float(days * SECONDS * offset.n)
     try:
         return pd.Timedelta(offset.nanos, unit="ns").total_seconds()
     except (AttributeError, ValueError):
-        weekly = type(offset).__name__ == "Week"
-        return 7.0 * SECONDS * offset.n if weekly else 0.0
+        return 0.0
 
 
 def _repeats(values: NDArray[np.float64], least: float = 0.3) -> int:

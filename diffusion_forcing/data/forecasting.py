@@ -6,6 +6,7 @@ nothing is already a fair forecast (its tokens are white noise), and series of a
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -187,20 +188,27 @@ def _fit(
     values: Array, clock: NDArray[np.int64], horizon: int, periods: tuple[int, ...], lags: tuple[int, ...], kind: Kind, transform: Transform
 ) -> Normal:
     d = values.shape[1]
-    low = np.where(np.nanmin(values, axis=0) >= 0, 0.0, -np.inf)
-    typical = np.nan_to_num(np.nanmean(np.abs(values), axis=0))
+    least = np.min(np.where(np.isnan(values), np.inf, values), axis=0)
+    low = np.where(least >= 0, 0.0, -np.inf)
+    if transform != "none" and (least < 0).any():
+        raise ValueError(f"the transform {transform} is for values of 0 or more; some are negative, the least {least.min():g}: use none")
+    typical = _mean_size(values)
     offset = np.zeros(d)
     if transform != "none":
         whole = bool(np.all((values % 1 == 0) | np.isnan(values)))
         # Zeros must stay apart from small values by no more than is usual: a quarter of a count, a hundredth of what is typical.
-        offset = np.full(d, 0.25) if whole else np.where(np.nanmin(values, axis=0) > 0, 0.0, 0.01 * typical + 1e-12)
+        offset = np.full(d, 0.25) if whole else np.where(least > 0, 0.0, 0.01 * typical + 1e-12)
     start = Normal(
         kind, transform, horizon, periods[0], lags, offset, np.zeros(d), np.ones(d), np.zeros(len(lags)), np.ones(d),
         np.ones(periods[0]), low,
     )  # fmt: skip
     moved = start.standard(values)
-    mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
-    std = np.where(std > 1e-9 * np.maximum(1, np.abs(mean)), std, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of means over nothing
+        mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
+    mean, std = np.nan_to_num(mean), np.nan_to_num(std)  # a series without a value yet
+    # A constant keeps its size: its usual departure is next to nothing beside it.
+    std = np.where(std > 1e-9 * np.abs(mean), std, np.where(mean != 0, 1e-6 * np.abs(mean), 1e-6))
     normal = _with(start, mean=mean, std=std)
     if kind == "lags":
         # The mean that was nearest lately. Fitted weights would mix weekdays with days of rest.
@@ -224,6 +232,12 @@ def _fit(
     again = normal.tokens(values, clock)
     spread = np.maximum(np.sqrt(np.nan_to_num(np.nanmean(_or_zero(again) ** 2, axis=0))), 1e-3)
     return _with(normal, spread=spread)
+
+
+def _mean_size(values: Array) -> Array:
+    """(d,), mean of the absolute values that are there; 0 where there are none."""
+    there = ~np.isnan(values)
+    return np.abs(np.where(there, values, 0.0)).sum(0) / np.maximum(there.sum(0), 1)
 
 
 def _with(normal: Normal, **changes: Any) -> Normal:
@@ -325,7 +339,7 @@ class Covariates:
         about = np.zeros((d, 0))
         if d > 1:
             shares = np.linalg.svd(standard - standard.mean(0), full_matrices=False)[2][: min(components, d - 1)].T * np.sqrt(d)
-            size = np.stack([np.log1p(np.nanmean(np.abs(values), axis=0)), np.log(normal.spread)], axis=-1)
+            size = np.stack([np.log1p(_mean_size(values)), np.log(normal.spread)], axis=-1)
             size = (size - size.mean(0)) / np.maximum(size.std(0), 1e-6)
             about = np.clip(np.concatenate([shares * np.sign(shares.sum(0) + 1e-12), size], axis=-1), -4, 4)
         std = known.std(0) if known.size else np.zeros(known.shape[1])

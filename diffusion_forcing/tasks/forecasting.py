@@ -51,7 +51,7 @@ class Forecasting:
     """Steps of the past that the network reads; None: the horizon or two seasons, whichever is longer."""
     season: tuple[int, ...] = ()
     """Periods in steps, the shortest first; empty: by the calendar."""
-    kind: Literal["auto", "lags", "steps"] = "auto"
+    expect: Literal["auto", "lags", "steps"] = "auto"
     """What values are expected to be: by their lags, or as the value before. auto: whichever forecasts better."""
     transform: Literal["auto", "none", "sqrt", "log"] = "auto"
     """Of values, so that departures are alike at all sizes. auto: the likeliest."""
@@ -223,18 +223,25 @@ def _setting(task: Forecasting) -> Setting:
             f"{windows} test windows of {horizon} steps leave {max(0, end)} of {t} steps to learn from; at least {4 * horizon} are needed: "
             "forecast fewer steps, or test on fewer windows (--task.windows)"
         )
-    seasons = task.season or seasons_of(panel)
     clock = clock_of(panel)
     held = horizon * (task.held or int(np.clip(end / horizon / 10, 2, 7)))
     held = min(held, end // 3)
-    kind: Any = None if task.kind == "auto" else task.kind
+    seen = panel.until(end - held)  # what is validated and tested on must not say what is normal
+    seasons = task.season or seasons_of(seen)
+    kind: Any = None if task.expect == "auto" else task.expect
     transform: Any = None if task.transform == "auto" else task.transform
-    fitted = slice(0, end - held)  # what is validated on must not say what is normal
+    fitted = slice(0, end - held)
     normal = fit_normal(panel.values[fitted], clock[fitted], horizon, seasons, kind=kind, transform=transform)
-    covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(panel, seasons), together=task.together)
+    covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(seen, seasons), together=task.together)
     context = task.context or max(horizon, 2 * seasons[0])
     context = max(1, min(context, end - held - normal.warm - horizon - 1, held))
     return Setting(panel, clock, seasons, horizon, context, windows, held, end, normal, covariates)
+
+
+def forget() -> None:
+    """Read files again, which may have changed."""
+    _load.cache_clear()
+    _setting.cache_clear()
 
 
 def _with_samples(sampling: Sampling, samples: int) -> Sampling:
