@@ -142,7 +142,7 @@ def backtest(forecaster: Any, samples: int, seed: int, progress: Any) -> Table:
     from .scores import summary
     from .tasks.forecasting import rolling
 
-    s = forecaster.task.setting()
+    s = forecaster.setting
     sampling = dataclasses.replace(forecaster.task.sampling, samples=samples)
     truth, futures = rolling(s, forecaster.series, sampling, seed, progress)
     rows = []

@@ -21,18 +21,18 @@ import numpy as np
 import pandas as pd
 from torch import Generator
 
-from .config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from .config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, to_dict
 from .data.calendar import clock_of
 from .data.forecasting import Array
 from .data.series import Panel, check_horizon, from_frame
 from .forecasting import Reward, Sampling, SeriesModel
 from .model import DiffusionForcing
 from .pretrained import write_atomically
-from .tasks.forecasting import Forecasting, forget
+from .tasks.forecasting import Forecasting, Setting, forget
 from .train import Result, train
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-PANEL = "data.panel.npz"
+PANEL, OPTIONS = "data.panel.npz", "options.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,7 @@ class Forecaster:
         self.names: tuple[str, ...] = ()
         self.known_names: tuple[str, ...] = ()
         self.freq: str | None = None
+        self.setting: Setting | None = None
 
     def experiment(self, source: Path) -> Experiment:
         """The training of a panel that was saved."""
@@ -147,21 +148,25 @@ class Forecaster:
 
     def _fit(self, panel: Panel, folder: Path, quiet: bool) -> Forecaster:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / PANEL).exists() and not same_panel(load_panel(folder / PANEL), panel):
-            for name in ("checkpoint.safetensors", "log.jsonl"):  # of another table: what it taught is not to be gone on with
-                (folder / name).unlink(missing_ok=True)
-            for name in ("best", "model", "tensorboard"):
-                shutil.rmtree(folder / name, ignore_errors=True)
+        other = (folder / PANEL).exists() and not same_panel(load_panel(folder / PANEL), panel)
         save_panel(panel, folder / PANEL)
         forget()
         experiment = self.experiment(folder / PANEL)
+        wanted = to_dict(dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, minutes=1.0, threads=None)))
+        if other or ((folder / OPTIONS).exists() and json.loads((folder / OPTIONS).read_text()) != wanted):
+            for name in ("checkpoint.safetensors", "log.jsonl"):  # of another table or with other options: not to be gone on with
+                (folder / name).unlink(missing_ok=True)
+            for name in ("best", "model", "tensorboard"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        write_atomically(folder / OPTIONS, lambda file: Path(file).write_text(json.dumps(wanted, indent=2) + "\n"))
         self.result = train(experiment, folder, quiet=quiet)
         task: Any = experiment.task
         if self.result.status == "interrupted":
             raise KeyboardInterrupt
         self.series = task.forecaster(DiffusionForcing.from_pretrained(folder / "model"))
         self.panel, self.names, self.known_names, self.freq = panel, panel.names, panel.known_names, panel.freq
-        self.task = dataclasses.replace(task, season=task.setting().seasons)
+        self.setting = task.setting()
+        self.task = dataclasses.replace(task, season=self.setting.seasons)
         return self
 
     def predict(

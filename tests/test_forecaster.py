@@ -407,7 +407,6 @@ def test_another_table_in_the_same_folder_is_learned_anew(tmp_path):
     assert differing(before, weights(tmp_path)), "and a network of its own"
 
 
-@pytest.mark.xfail(strict=True, reason="a finished training of other options is gone on with")
 def test_another_horizon_in_the_same_folder_is_learned_anew(tmp_path):
     Forecaster(HORIZON, **QUICK).fit(hours(), folder=tmp_path)
     before = weights(tmp_path)
@@ -502,7 +501,6 @@ def test_the_back_test_is_of_windows_that_training_did_not_see(kept, tmp_path):
     assert forecaster.task.setting().end == 200 - 3 * HORIZON
 
 
-@pytest.mark.xfail(strict=True, raises=FileNotFoundError, reason="the setting is read again from a folder that is gone")
 def test_a_forecaster_can_be_back_tested_after_another_was_fitted():
     forecaster = made(hours(), windows=3)
     made(hours(seed=1))

@@ -84,24 +84,35 @@ def _seconds(offset: Any) -> float:
         return 0.0
 
 
-def _repeats(values: NDArray[np.float64], least: float = 0.3) -> int:
-    """The lag of the highest peak of the mean autocorrelation of steps, from 2 to a quarter of the length; 1 if there is none."""
+def _repeats(values: NDArray[np.float64]) -> int:
+    """The lag, from 2 to a quarter of the length, at which values repeat; 1 if they do not.
+
+    Looked for in the steps, which have no trend; where noise drowns what is slow there, in the values less their trend, more strictly.
+    """
     t = len(values)
-    mean = np.nanmean(values, axis=0)
-    steps = np.nan_to_num(np.where(np.isnan(values), mean, values))
-    steps = np.diff(steps, axis=0)
-    steps = steps - steps.mean(0)
-    spread = steps.std(0)
-    steps = steps[:, spread > 1e-9 * (np.abs(mean) + 1e-300)]
-    if t < 16 or steps.shape[1] == 0:
+    if t < 16:
         return 1
-    power = np.abs(np.fft.rfft(steps / steps.std(0), n=2 * t, axis=0)) ** 2
+    mean = np.nan_to_num(np.nanmean(values, axis=0))
+    full = np.where(np.isnan(values), mean, values)
+    time = np.arange(t) - (t - 1) / 2
+    level = full - mean - np.outer(time, time @ (full - mean) / (time @ time))
+    return _peak(np.diff(full, axis=0), 0.3) or _peak(level, 0.5) or 1
+
+
+def _peak(x: NDArray[np.float64], least: float) -> int:
+    """The lag of the highest peak of the mean autocorrelation of x (t, d) above `least`; 0 if there is none."""
+    t = len(x)
+    x = x - x.mean(0)
+    x = x[:, x.std(0) > 1e-9 * (np.abs(x).max(0) + 1e-300)]
+    if x.shape[1] == 0:
+        return 0
+    power = np.abs(np.fft.rfft(x / x.std(0), n=2 * t, axis=0)) ** 2
     together = np.fft.irfft(power.mean(1))[: t // 4 + 1]
     together = together / together[0] * (t / (t - np.arange(len(together))))
     inner = together[2:-1]
     peaks = np.flatnonzero((inner > together[1:-2]) & (inner >= together[3:]) & (inner > least)) + 2
     if len(peaks) == 0:
-        return 1
+        return 0
     best = peaks[together[peaks].argmax()]
     # Twice the period repeats as well: the shortest of nearly the same height is the period.
     return int(peaks[together[peaks] > 0.9 * together[best]][0])

@@ -189,7 +189,7 @@ def _fit(
 ) -> Normal:
     d = values.shape[1]
     least = np.min(np.where(np.isnan(values), np.inf, values), axis=0)
-    low = np.where(least >= 0, 0.0, -np.inf)
+    low = np.where((least >= 0) & np.isfinite(least), 0.0, -np.inf)
     if transform != "none" and (least < 0).any():
         raise ValueError(f"the transform {transform} is for values of 0 or more; some are negative, the least {least.min():g}: use none")
     typical = _mean_size(values)
