@@ -19,7 +19,7 @@ $(BIN)/pytest: $(BIN)/dforce
 	touch $@
 
 demo: $(BIN)/dforce  ## set up, let the shipped model plan and walk through a maze, show the table and write pictures, animation and report
-	$(BIN)/dforce eval maze2d-medium --pretrained --episodes 20
+	$(BIN)/dforce eval maze2d-medium --pretrained --episodes 16
 	@echo "Look at runs/maze2d-medium-pretrained/report.html (the animation is figures/episode.gif beside it)."
 	@echo "Train one from scratch: .venv/bin/dforce train maze2d-umaze && .venv/bin/dforce eval runs/maze2d-umaze"
 
