@@ -104,9 +104,10 @@ def forecast(words: list[str]) -> int:
         assert forecaster.result is not None
         assert forecaster.series is not None
         normal = forecaster.series.normal
-        expected = "the value before" if normal.kind == "steps" else f"lags {', '.join(map(str, normal.lags))}"
+        lags = [str(lag) for lag, weight in zip(normal.lags, normal.weights, strict=True) if weight]
+        expected = "the value before" if normal.kind == "steps" else f"the mean of those {', '.join(lags)} steps before"
         console.print(
-            f"trained {forecaster.result.minutes:.1f} minutes ({forecaster.result.status}); expected by {expected}, transform "
+            f"trained {forecaster.result.minutes:.1f} minutes ({forecaster.result.status}); expected: {expected}; transform "
             f"{normal.transform}; model in {options.out / 'model'}",
             markup=False,
         )
