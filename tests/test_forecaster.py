@@ -458,7 +458,7 @@ def test_a_trained_model_is_used_again_without_training(ran, tmp_path, capsys):
     out, _ = said(capsys)
     assert "load.csv: 2 series, 230 steps of h, 2024-01-01 00:00:00 to 2024-01-10 13:00:00" in out
     assert "wrote" in out
-    assert "expected by" not in out
+    assert "expected:" not in out
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["forecast.csv", "forecast.png", "samples.csv"]
     written = pd.read_csv(tmp_path / "out" / "forecast.csv")
     assert list(written.columns) == ["series", "time", "mean", "q10", "q90"]
@@ -483,7 +483,7 @@ def test_a_forecast_says_what_it_does(ran, tmp_path, capsys):
     assert "3 series, 200 steps of h" in out
     assert "note: 'flat' is 3 throughout" in out
     assert "note: 200 steps leave room for 5 back-test windows of 6" in out
-    assert "expected by" in out
+    assert "expected: the" in out
     assert "Back-test: 5 windows of 6 steps that training did not see" in out
     for name in ("Diffusion Forcing", "seasonal naive (24)", "drift", "random walk", "ridge VAR", "in the 90 % band"):
         assert name in out
