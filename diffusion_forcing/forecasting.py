@@ -25,10 +25,11 @@ from torch import Generator, Tensor
 from .data.forecasting import Array, Covariates, Normal, timely, told
 from .guidance import guide
 from .likelihood import elbo
-from .matrix import autoregressive, full_sequence, pin, pyramid
+from .matrix import by_name, full_sequence, pin
 from .model import DiffusionForcing
 from .pretrained import write_atomically
 from .sampling import sample
+from .step import turn
 
 Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), differentiable
 Clock = NDArray[np.int64]
@@ -60,9 +61,7 @@ class Sampling:
 
     def matrix(self, model: DiffusionForcing, horizon: int) -> Tensor:
         ladder = model.schedule.ladder(min(self.steps, model.schedule.levels))
-        if self.schedule == "pyramid":
-            return pyramid(horizon, ladder, self.slope)
-        return {"full_sequence": full_sequence, "autoregressive": autoregressive}[self.schedule](horizon, ladder)
+        return by_name(self.schedule, horizon, ladder, self.slope)
 
 
 @dataclass(eq=False)
@@ -241,21 +240,11 @@ class SeriesModel:
             x = torch.where(absent[None, :, None], torch.randn(x.shape, generator=generator), x)
             x = sample(self.model.denoiser(cond.repeat(sampling.samples, 1, 1)), self.model.schedule, x, matrix, path="angle")
             steps = np.arange(first, last)
-            moved = self._expected(now, steps, series) + x[:, steps - begin, 0].double().numpy() * self.normal.size(clock)[steps, series]
-            out[:, steps, series] = self._back(moved, series)
+            own = self._only(np.array([series])).normal
+            expected = own.lagged(own.filled(own.standard(now[:, [series]])), first, last) @ own.weights
+            moved = torch.from_numpy(expected) + x[:, steps - begin].double() * torch.from_numpy(own.size(clock)[steps])
+            out[:, steps, series] = own.restore(moved)[..., 0].numpy()
         return out
-
-    def _expected(self, values: Array, steps: NDArray[np.int64], series: int) -> Array:
-        standard = self.normal.filled(self.normal.standard(values))
-        first, last = int(steps[0]), int(steps[-1]) + 1
-        return (self.normal.lagged(standard[:, [series]], first, last) @ self.normal.weights)[steps - first, 0]
-
-    def _back(self, moved: Array, series: int) -> Array:
-        """Standardised values of one series back in its units."""
-        normal = self.normal
-        moved = moved * normal.std[series] + normal.mean[series]
-        moved = {"none": moved, "sqrt": np.maximum(moved, 0) ** 2, "log": np.exp(np.minimum(moved, 80))}[normal.transform]
-        return np.maximum(moved - normal.offset[series], normal.low[series])
 
     @torch.no_grad()
     def surprise(self, values: Array, clock: Clock, known: Array | None = None, *, steps: int = 16, draws: int = 4, seed: int = 0) -> Array:
@@ -270,11 +259,11 @@ class SeriesModel:
         for end in range(len(values), self.normal.warm, -self.horizon):
             begin = max(self.normal.warm, end - length)
             tokens, levels = self._seen(values, clock, None, begin, end)
+            fresh = max(begin, end - self.horizon)
             bound = elbo(
-                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end, max(begin, end - self.horizon)),
+                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end, fresh),
                 ladder=schedule.ladder(steps), draws=draws, generator=Generator().manual_seed(seed),
             )  # fmt: skip
-            fresh = max(begin, end - self.horizon)
             judged = torch.where(levels < schedule.levels, -bound, torch.nan)
             out[fresh:end] = judged[:, fresh - begin :].T.double().numpy()
         return out
@@ -327,10 +316,7 @@ class SeriesModel:
             else:
                 mixed = torch.where(ahead[None, :, None], x, torch.where(gone[..., None], white, seen))
                 pred = self.model.predict(mixed, torch.where(ahead, k, levels), cond)
-            low_alpha, low_sigma = (float(f(torch.tensor(low))) for f in (schedule.alpha, schedule.sigma))
-            high_alpha, high_sigma = (float(f(torch.tensor(high))) for f in (schedule.alpha, schedule.sigma))
-            turned = math.atan2(high_sigma, high_alpha) - math.atan2(low_sigma, low_alpha)
-            x = x + turned * (low_alpha * pred.eps - low_sigma * pred.x0)
+            x = turn(x, pred, *(f(torch.tensor(k)) for k in (low, high) for f in (schedule.alpha, schedule.sigma)))
         out = x[:, origin - first :, 0].T.double().numpy()
         return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
 
@@ -372,11 +358,11 @@ class SeriesModel:
 
     def _only(self, which: NDArray[np.int64]) -> SeriesModel:
         """The same for some of the series."""
-        normal = {f: getattr(self.normal, f) for f in self.normal.__dataclass_fields__}
-        for name in ("offset", "mean", "std", "spread", "low"):
-            normal[name] = normal[name][which]
+        own = {name: getattr(self.normal, name)[which] for name in ("offset", "mean", "std", "spread", "low")}
         about = dataclasses.replace(self.covariates, about=self.covariates.about[which])
-        return dataclasses.replace(self, normal=Normal(**normal), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)])
+        return dataclasses.replace(
+            self, normal=dataclasses.replace(self.normal, **own), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)]
+        )
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
         if values.ndim != 2 or values.shape[1] != self.echoes.shape[1]:

@@ -31,6 +31,13 @@ def pyramid(horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
     return staggered(torch.arange(_check_horizon(horizon)) * _check_slope(slope), ladder)
 
 
+def by_name(name: str, horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
+    """full_sequence, autoregressive or pyramid, as options name them; slope is the pyramid's."""
+    if name == "pyramid":
+        return pyramid(horizon, ladder, slope)
+    return {"full_sequence": full_sequence, "autoregressive": autoregressive}[name](horizon, ladder)
+
+
 def trapezoid(horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
     """Certain at both ends, vague in the middle: for in-filling between a known start and a known end."""
     i = torch.arange(_check_horizon(horizon))

@@ -23,7 +23,7 @@ from .checks import check_options
 from .data.maze2d import present_frames
 from .envs.maze2d import GOAL_RADIUS, Array, Maze, by_name, check_inside
 from .guidance import guide
-from .matrix import autoregressive, full_sequence, pyramid
+from .matrix import by_name as matrix_by_name
 from .model import DiffusionForcing
 from .sampling import sample
 
@@ -445,9 +445,7 @@ class PlanningAgent:
         """Levels of the plan's tokens (m+1, length)."""
         schedule = self.model.schedule
         ladder = schedule.ladder(min(self.options.steps, schedule.levels))
-        if self.options.schedule == "pyramid":
-            return pyramid(length, ladder, self.options.slope)
-        return {"full_sequence": full_sequence, "autoregressive": autoregressive}[self.options.schedule](length, ladder)
+        return matrix_by_name(self.options.schedule, length, ladder, self.options.slope)
 
     def _scale(self, length: int) -> float:
         """Guidance strength of a plan of so many tokens: a power law between the shortest plan's and the whole episode's."""

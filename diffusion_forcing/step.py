@@ -61,8 +61,7 @@ def step_between(
         fresh = eta * torch.where(sigma > 0, backward, torch.zeros_like(sigma)).clamp(min=0).sqrt()
         stepped = alpha_next * pred.x0 + (sigma_next**2 - fresh**2).clamp(min=0).sqrt() * pred.eps + fresh * noise
     elif path == "angle":
-        turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
-        stepped = x + turned * (alpha * pred.eps - sigma * pred.x0)
+        stepped = turn(x, pred, alpha, sigma, alpha_next, sigma_next)
     else:
         stepped = alpha_next * pred.x0 + sigma_next * pred.eps
     if pred.grad is not None:
@@ -72,6 +71,12 @@ def step_between(
         assert noise is not None
         held = torch.where(between, alpha * pred.x0 + sigma * noise, x)
     return torch.where(falls, stepped, held)
+
+
+def turn(x: Tensor, pred: Prediction, alpha: Tensor, sigma: Tensor, alpha_next: Tensor, sigma_next: Tensor) -> Tensor:
+    """The path by angle between two levels, down or up: the velocity of x is taken as constant."""
+    turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
+    return x + turned * (alpha * pred.eps - sigma * pred.x0)
 
 
 class Seen(NamedTuple):

@@ -1,4 +1,4 @@
-"""Diffuser (Janner et al. 2022), on our data and network: full-sequence diffusion with start and goal in-painted, planned once.
+"""Diffuser (Janner et al. 2022), on our data and network: full-sequence diffusion with start and goal in-painted.
 
 All tokens share one level; the first is overwritten with the observation, the last with the goal, clean, after each step (the
 replacement technique), in 64 ancestral steps. A plan is as long as in Diffuser's own experiments, shorter than an episode. Either a PD

@@ -7,7 +7,7 @@ nothing is already a fair forecast (its tokens are white noise), and series of a
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -94,8 +94,7 @@ class Normal:
         if len(values) <= self.warm:
             return out
         if self.kind == "steps":
-            expected = standard[:-1] + 0.0
-            out[1:] = standard[1:] - expected
+            out[1:] = np.diff(standard, axis=0)
         else:
             filled = self.filled(standard)
             out[self.warm :] = standard[self.warm :] - self.lagged(filled, self.warm, len(values)) @ self.weights
@@ -112,13 +111,17 @@ class Normal:
             padded = np.concatenate([standard, np.zeros((h, standard.shape[1]))])  # never read: no lag is shorter than the horizon
             expected = self.lagged(padded, len(values), len(values) + h) @ self.weights
             moved = torch.as_tensor(expected, dtype=tokens.dtype) + tokens * size
-        moved = moved * torch.as_tensor(self.std, dtype=tokens.dtype) + torch.as_tensor(self.mean, dtype=tokens.dtype)
+        return self.restore(moved)
+
+    def restore(self, standard: Tensor) -> Tensor:
+        """The inverse of standard, for tensors (..., d), and no lower than values ever are. Differentiable."""
+        offset, mean, std, low = (torch.as_tensor(part, dtype=standard.dtype) for part in (self.offset, self.mean, self.std, self.low))
+        moved = standard * std + mean
         if self.transform == "sqrt":
             moved = moved.clamp(min=0) ** 2
         elif self.transform == "log":
             moved = moved.clamp(max=80).exp()
-        moved = moved - torch.as_tensor(self.offset, dtype=tokens.dtype)
-        return torch.maximum(moved, torch.as_tensor(self.low, dtype=tokens.dtype))
+        return torch.maximum(moved - offset, low)
 
     def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Put the arrays among tensors, and return the rest as plain JSON."""
@@ -209,12 +212,12 @@ def _fit(
     mean, std = np.nan_to_num(mean), np.nan_to_num(std)  # a series without a value yet
     # A constant keeps its size: its usual departure is next to nothing beside it.
     std = np.where(std > 1e-9 * np.abs(mean), std, np.where(mean != 0, 1e-6 * np.abs(mean), 1e-6))
-    normal = _with(start, mean=mean, std=std)
+    normal = replace(start, mean=mean, std=std)
     if kind == "lags":
         # The mean that was nearest lately. Fitted weights would mix weekdays with days of rest.
         standard = normal.standard(values)
         filled, recent = normal.filled(standard), len(values) // 2
-        made = [_with(normal, weights=weights) for weights in _means(lags, periods)]
+        made = [replace(normal, weights=weights) for weights in _means(lags, periods)]
         normal = min(
             made, key=lambda one: float(np.nanmean(np.abs(standard[recent:] - one.lagged(filled, recent, len(values)) @ one.weights)))
         )
@@ -228,20 +231,16 @@ def _fit(
         rows = rows[~np.isnan(rows)]
         phase[at] = np.sqrt((rows.sum() + 10) / (len(rows) + 10))  # ten values' worth of belief that all phases are alike
     phase = np.asarray(np.maximum(phase, 0.05), dtype=np.float64)
-    normal = _with(normal, phase=phase)
+    normal = replace(normal, phase=phase)
     again = normal.tokens(values, clock)
     spread = np.maximum(np.sqrt(np.nan_to_num(np.nanmean(_or_zero(again) ** 2, axis=0))), 1e-3)
-    return _with(normal, spread=spread)
+    return replace(normal, spread=spread)
 
 
 def _mean_size(values: Array) -> Array:
     """(d,), mean of the absolute values that are there; 0 where there are none."""
     there = ~np.isnan(values)
     return np.abs(np.where(there, values, 0.0)).sum(0) / np.maximum(there.sum(0), 1)
-
-
-def _with(normal: Normal, **changes: Any) -> Normal:
-    return Normal(**{**{field.name: getattr(normal, field.name) for field in fields(normal)}, **changes})
 
 
 def _or_zero(departures: Array) -> Array:

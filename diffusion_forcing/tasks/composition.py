@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from ..data.codec import Normalize
 from ..data.sequences import Windows
-from ..matrix import autoregressive, full_sequence, pyramid
+from ..matrix import by_name
 from .base import Evaluation, Progress, Table, TaskData
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class Composition:
     def matrix(self, model: DiffusionForcing) -> Tensor:
         """The schedule matrix of one plan."""
         ladder = model.schedule.ladder(min(self.sampling_steps, model.schedule.levels))
-        if self.schedule == "pyramid":
-            return pyramid(self.half, ladder, self.slope)
-        return {"full_sequence": full_sequence, "autoregressive": autoregressive}[self.schedule](self.half, ladder)
+        return by_name(self.schedule, self.half, ladder, self.slope)
 
     def generate(
         self, model: DiffusionForcing, begin: Tensor, *, memory: bool, generator: Generator, progress: Progress | None = None

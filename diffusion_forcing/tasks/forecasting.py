@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,7 +104,7 @@ class Forecasting:
         progress("noise of past windows", 0, 1)
         forecaster = self.forecaster(model)
         progress("noise of past windows", 1, 1)
-        truth, futures = rolling(s, forecaster, _with_samples(self.sampling, samples), seed, progress)
+        truth, futures = rolling(s, forecaster, replace(self.sampling, samples=samples), seed, progress)
         scores = {name: summary(f, truth) for name, f in futures.items()}
         metrics = {**scores[OURS], **{f"{name}/{key}": v for name, one in scores.items() for key, v in one.items()}}
         heads = ("", "CRPS_sum", "CRPS", "energy score", "MAE", "in the 50 % band", "in the 90 % band")
@@ -125,7 +125,7 @@ class Forecasting:
         s = self.setting()
         origin = s.origins[-1] if s.windows else len(s.panel.values)
         drawn = self.forecaster(model).draw(
-            s.panel.values[:origin], s.clock[:origin], s.panel.known, sampling=_with_samples(self.sampling, samples),
+            s.panel.values[:origin], s.clock[:origin], s.panel.known, sampling=replace(self.sampling, samples=samples),
             generator=Generator().manual_seed(seed), progress=lambda done, of: progress("futures", done, of),
         )  # fmt: skip
         arrays, picture = folder / "samples.npz", folder / "samples.png"
@@ -242,9 +242,3 @@ def forget() -> None:
     """Read files again, which may have changed."""
     _load.cache_clear()
     _setting.cache_clear()
-
-
-def _with_samples(sampling: Sampling, samples: int) -> Sampling:
-    import dataclasses
-
-    return dataclasses.replace(sampling, samples=samples)
