@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from . import levels as level_draws
-from .backbones import RNN, Transformer
+from .backbones import RNN, ConvRNN, SpaceTime, Transformer
 from .checks import check_options
 from .joints import Joints
 from .model import DiffusionForcing
@@ -62,10 +62,46 @@ class TransformerConfig:
 
 
 @dataclass(frozen=True)
+class SpaceTimeConfig:
+    """Transformer over space and time, causal, for tokens that are grids."""
+
+    hidden: int = 128
+    """Width of a place inside the network."""
+    layers: int = 8
+    """Attention blocks."""
+    heads: int = 4
+    """Attention heads; must divide hidden."""
+    window: int = 8
+    """Tokens a token sees, itself included."""
+    every: int = 3
+    """Each so many blocks one sees the whole window; the others see two tokens."""
+
+    def build(self, event: tuple[int, int, int], cond: int, levels: int) -> SpaceTime:
+        return SpaceTime(event, cond, levels=levels, **dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
+class ConvRNNConfig:
+    """U-Net + convolutional GRU, the paper's backbone for video."""
+
+    latent: int = 16
+    """Channels of the latent z."""
+    channels: int = 64
+    """Of the U-Net at full size."""
+    scales: tuple[int, ...] = (1, 2, 4, 8)
+    """By how much more channels at each halving of the size."""
+    blocks: int = 2
+    """Residual blocks a size."""
+
+    def build(self, event: tuple[int, int, int], cond: int, levels: int) -> ConvRNN:
+        return ConvRNN(event, cond, levels=levels, **dataclasses.asdict(self))
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Network, noise and loss."""
 
-    backbone: RNNConfig | TransformerConfig = field(default_factory=RNNConfig)
+    backbone: RNNConfig | TransformerConfig | SpaceTimeConfig | ConvRNNConfig = field(default_factory=RNNConfig)
     schedule: Literal["linear", "cosine", "sigmoid"] = "cosine"
     """Curve of the signal over the levels."""
     levels: int = LEVELS
@@ -84,9 +120,13 @@ class ModelConfig:
     """Bound on |x0| when sampling, in encoded units."""
 
     def build(
-        self, width: int, cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None, smoother: Smoother | None = None
-    ) -> DiffusionForcing:
-        """A fresh model for tokens of `width` numbers with conditions of `cond` numbers. joints, smoother: where it sees everything."""
+        self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None,
+        smoother: Smoother | None = None,
+    ) -> DiffusionForcing:  # fmt: skip
+        """A fresh model for tokens of a shape, or of so many numbers, with conditions of `cond` numbers.
+
+        joints, smoother: for a model that sees everything.
+        """
         variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
         if getattr(self.backbone, "causal", True):
             joints, smoother = None, None
@@ -96,7 +136,15 @@ class ModelConfig:
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
         schedule = NoiseSchedule(CURVES[self.schedule](self.levels))
-        backbone = self.backbone.build(width, cond, self.levels)
+        shape = (event,) if isinstance(event, int) else tuple(event)
+        if isinstance(self.backbone, (SpaceTimeConfig, ConvRNNConfig)):
+            if len(shape) != 3:
+                raise ValueError(f"{type(self.backbone).__name__} is for tokens of (channels, height, width); these are {shape}")
+            backbone: Any = self.backbone.build(shape, cond, self.levels)
+        elif len(shape) > 1:
+            raise ValueError(f"{type(self.backbone).__name__} is for tokens that are vectors; these are {shape}: use SpaceTimeConfig")
+        else:
+            backbone = self.backbone.build(shape[0], cond, self.levels)
         weights: dict[str, Weight] = {
             "uniform": Uniform(),
             "min_snr": MinSNR(self.snr_clip),

@@ -4,6 +4,7 @@ independent     each token its own level (ours)
 shared          one level a sequence: full-sequence diffusion
 teacher_forced  each token its own level, but seen by later tokens as clean: next-token diffusion
 staircase       levels that rise along the sequence, the rows a pyramid will visit
+continued       a past with little noise or none, then tokens each at its own level: what a roll-out meets
 
 A draw is a function `(shape, levels, generator) -> Levels`. Names join with a plus, `"independent+staircase"`: each sequence
 of the batch follows one of them, equally often.
@@ -58,11 +59,24 @@ def staircase(shape: tuple[int, int], levels: int, generator: Generator | None =
     return Levels(k.round().clamp(0, levels).long())
 
 
+def continued(shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4) -> Levels:
+    """A past at low levels, then tokens uniform in {0..K}. The past is clean in half of the sequences, else up to `most` K, each token
+    its own; it ends anywhere.
+    """
+    b, t = shape
+    k = independent(shape, levels, generator).k
+    end = torch.randint(1, max(2, t), (b, 1), generator=generator)
+    doubt = most * levels * torch.rand(b, 1, generator=generator) * torch.randint(0, 2, (b, 1), generator=generator)
+    low = (torch.rand(shape, generator=generator) * doubt).round().long()
+    return Levels(torch.where(torch.arange(t) < end, low, k))
+
+
 DRAWS: dict[str, Draw] = {
     "independent": independent,
     "shared": shared,
     "teacher_forced": teacher_forced,
     "staircase": staircase,
+    "continued": continued,
 }
 
 

@@ -188,8 +188,10 @@ class DiffusionForcing(Pretrained, nn.Module):
         if k.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere looking would make the device wait
             self.schedule.check_k(k)
         config: dict[str, Any] = getattr(self.backbone, "config", {})
-        if "width" in config and x.shape[2:] != (config["width"],):
-            raise ValueError(f"the backbone reads tokens of {config['width']} numbers; got tokens of shape {tuple(x.shape[2:])}")
+        event = event_of(self.backbone)
+        if event is not None and x.shape[2:] != event:
+            said = f"{event[0]} numbers" if len(event) == 1 else f"shape {event}"
+            raise ValueError(f"the backbone reads tokens of {said}; got tokens of shape {tuple(x.shape[2:])}")
         if cond is None:
             cond = x.new_zeros(*x.shape[:2], 0)
         if cond.shape[:2] != x.shape[:2]:
@@ -227,6 +229,14 @@ class Denoiser:
         if n % len(bound):
             raise ValueError(f"the denoiser is bound to {len(bound)} sequences and cannot serve {n}; use a multiple")
         return repeat_state(self.cond, n // len(bound)), repeat_state(self.state, n // len(bound))
+
+
+def event_of(backbone: Any) -> tuple[int, ...] | None:
+    """Shape of the tokens that a backbone reads, if its config says so: by `event`, or `width` where they are vectors."""
+    config = getattr(backbone, "config", {})
+    if "event" in config:
+        return tuple(config["event"])
+    return (config["width"],) if "width" in config else None
 
 
 def repeat_state(state: State, copies: int) -> State:

@@ -71,7 +71,11 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 def build(model: nn.Module, kind: str, lr: float, muon_lr: float, weight_decay: float) -> list[Optimizer]:
     """The optimisers of a model. Muon takes the matrices between hidden layers; entries, exits, tables and vectors get AdamW."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = {name for name, p in named if kind == "muon" and p.ndim == 2 and not any(part in name for part in ("enter", "leave", "level"))}
+    inner = {
+        name
+        for name, p in named
+        if kind == "muon" and p.ndim == 2 and not any(part in name for part in ("enter", "leave", "level", "place", "ago"))
+    }
     rest = [p for name, p in named if name not in inner]
     optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)]
     if inner:

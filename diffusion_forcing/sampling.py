@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from . import fast
 from .backbones import RNN
 from .matrix import check_matrix
-from .model import Denoise, Denoiser, DiffusionForcing
+from .model import Denoise, Denoiser, DiffusionForcing, event_of
 from .schedule import NoiseSchedule, expand
 from .step import Hold, Path, Seen, ddim_step
 
@@ -140,10 +140,9 @@ def stream(
     lift = stabilization if how == "path" else 0
     given = 0 if context is None else context.shape[1]
     b = batch or next((len(told) for told in (context, cond) if told is not None), 1)
-    config = getattr(model.backbone, "config", {})
-    if context is None and "width" not in config:
-        raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width']")
-    event = context.shape[2:] if context is not None else (config["width"],)
+    event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
+    if event is None:
+        raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width'] or ['event']")
     past = _Past(model, memory)
     if context is not None:
         past.add(context, None if cond is None else cond[:, :given], 0)

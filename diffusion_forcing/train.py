@@ -58,9 +58,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         folder.mkdir(parents=True, exist_ok=True)
         data = experiment.task.data()
         torch.manual_seed(config.seed)
-        model = experiment.model.build(math.prod(data.train.event), data.train.cond_width, data.codec, data.joints, data.smoother).to(
-            here.device
-        )
+        model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
         describe(model)  # what cannot be saved at the end should say so at the start
         # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
         average = AveragedModel(model, multi_avg_fn=_average(config.ema))

@@ -128,8 +128,16 @@ def changed(path, value):
         ("extra", 1, r"config has no option 'extra'; Experiment has"),
         ("kind", "Recipe", r"config should be one of Experiment; got 'Recipe'"),
         ("kind", "-", r"config should be one of Experiment; got None"),
-        ("model.backbone.kind", "MambaConfig", r"config.model.backbone should be one of RNNConfig, TransformerConfig; got 'MambaConfig'"),
-        ("model.backbone", "rnn", r"config.model.backbone should be one of RNNConfig, TransformerConfig; got 'rnn'"),
+        (
+            "model.backbone.kind",
+            "MambaConfig",
+            r"config.model.backbone should be one of ConvRNNConfig, RNNConfig, SpaceTimeConfig, TransformerConfig; got 'MambaConfig'",
+        ),
+        (
+            "model.backbone",
+            "rnn",
+            r"config.model.backbone should be one of ConvRNNConfig, RNNConfig, SpaceTimeConfig, TransformerConfig; got 'rnn'",
+        ),
         ("task.kind", "Juggling", r"config.task should be one of .*Composition.*; got 'Juggling'"),
         ("task", "-", "task"),
         ("model", None, "config.model"),

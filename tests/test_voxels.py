@@ -10,8 +10,9 @@ import pytest
 
 pytest.importorskip("numba", reason="numba comes with the extra `video`")
 
-from diffusion_forcing.envs import voxels
-from diffusion_forcing.envs.voxels import AIR, DIRT, EYE, HEIGHT, STONE, TRUNK, WATER, Land, Voxels, film
+from diffusion_forcing.envs import landscape
+from diffusion_forcing.envs.landscape import AIR, DIRT, EYE, HEIGHT, STONE, TRUNK, WATER, Land, film
+from diffusion_forcing.envs.voxels import Voxels
 
 SMALL = Voxels(px=16, size=32)
 
@@ -169,7 +170,7 @@ def test_every_ray_goes_through_air_and_ends_at_a_block(seed):
             dx, dy = math.cos(bearing), math.sin(bearing)
             slopes = np.linspace(0.8, -0.8, 24)
             hits, far = np.empty(24, np.int64), np.empty(24)
-            voxels._scan(land.blocks, land.ground, land.tops, *place[:3], dx, dy, slopes, hits, far)
+            landscape._scan(land.blocks, land.ground, land.tops, *place[:3], dx, dy, slopes, hits, far)
             for slope, hit, end in zip(slopes, hits, far, strict=True):
                 direction = np.array([dx, dy, slope])
                 until = 43.0 if hit < 0 else end
@@ -179,7 +180,7 @@ def test_every_ray_goes_through_air_and_ends_at_a_block(seed):
                 assert (land.blocks[i % 32, j % 32, k] == AIR).all()
                 if hit >= 0:
                     behind = np.floor(place[:3] + (end + 1e-6) * direction).astype(int)
-                    face = voxels._face(behind[0] % 32, behind[1] % 32, behind[2], 0, 0)
+                    face = landscape._face(behind[0] % 32, behind[1] % 32, behind[2], 0, 0)
                     assert land.blocks[behind[0] % 32, behind[1] % 32, behind[2]] != AIR
                     assert face >> 3 == hit >> 3, "the block that is painted is the one that is hit"
 
@@ -252,6 +253,6 @@ def test_asking_for_what_is_not_there():
 
 def test_without_numba_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, voxels.__name__)
+    monkeypatch.delitem(sys.modules, landscape.__name__)
     with pytest.raises(ImportError, match=r"pip install 'diffusion_forcing\[video\]'"):
-        importlib.import_module(voxels.__name__)
+        importlib.import_module(landscape.__name__)

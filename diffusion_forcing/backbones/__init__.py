@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from .conv_rnn import ConvRNN
 from .rnn import RNN
+from .space_time import SpaceTime
 from .transformer import Transformer
 
 State = Any
@@ -24,6 +26,6 @@ class Backbone(Protocol):
     def __call__(self, x: Tensor, k: Tensor, cond: Tensor, state: State = None) -> tuple[Tensor, State]: ...
 
 
-BACKBONES = {"rnn": RNN, "transformer": Transformer}
+BACKBONES = {"rnn": RNN, "transformer": Transformer, "conv_rnn": ConvRNN, "space_time": SpaceTime}
 
-__all__ = ["BACKBONES", "RNN", "Backbone", "State", "Transformer"]
+__all__ = ["BACKBONES", "RNN", "Backbone", "ConvRNN", "SpaceTime", "State", "Transformer"]

@@ -12,6 +12,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from .pictures import Patches, Pixels
+
 
 class Normalize(nn.Module):
     """(x - mean) / std, one mean and std for each number of a frame: (*event). A number that never varies keeps its scale."""
@@ -191,7 +193,14 @@ def describe_codec(codec: nn.Module | None) -> Any:
         return {"kind": "whiten", "shape": list(codec.basis.shape)}
     if isinstance(codec, Rotate):
         return {"kind": "rotate", "shape": list(codec.basis.shape)}
-    raise ValueError(f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate or a Chain of them")
+    if isinstance(codec, Pixels):
+        return {"kind": "pixels", "stack": codec.stack}
+    if isinstance(codec, Patches):
+        shapes = {"basis": list(codec.basis.shape), "grid": list(codec.mean.shape)}
+        return {"kind": "patches", "stack": codec.stack, "patch": codec.patch, **shapes}
+    raise ValueError(
+        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches or a Chain of them"
+    )
 
 
 def build_codec(config: Any) -> nn.Module | None:
@@ -218,6 +227,11 @@ def _build(kind: Any, config: Any) -> nn.Module:
     if kind == "rotate":
         width, kept = config["shape"]
         return Rotate(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
+    if kind == "pixels":
+        return Pixels(config["stack"])
+    if kind == "patches":
+        grid, kept = torch.zeros(config["grid"]), torch.ones(config["basis"][1])
+        return Patches(config["stack"], config["patch"], torch.zeros(config["basis"]), grid, kept, grid + 1)
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

@@ -33,8 +33,10 @@ class Walker(Protocol):
 class World(Protocol):
     """A frozen dataclass of options; its clips depend on these and the seed only, bit for bit."""
 
-    px: int
-    """Height and width of a frame."""
+    @property
+    def px(self) -> int:
+        """Height and width of a frame."""
+        ...
 
     @property
     def actions(self) -> tuple[str, ...]:

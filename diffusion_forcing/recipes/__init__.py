@@ -19,6 +19,7 @@ from .maze2d import (
     maze2d_umaze,
     maze2d_umaze_gru,
 )  # fmt: skip
+from .video import VIDEO
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     "composition": composition,
@@ -31,6 +32,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "maze2d-large-gru": maze2d_large_gru,
     "maze2d-paper": maze2d_paper,
     **FORECASTING,
+    **VIDEO,
 }
 
 

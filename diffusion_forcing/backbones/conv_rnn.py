@@ -1,0 +1,195 @@
+"""The paper's backbone for video: a U-Net reads the noisy frame and the latent, a convolutional GRU updates the latent, a small
+network looks at it.
+
+    u_t = unet(x_t, z_{t-1}; k_t, cond_t);   z_t = GRU(u_t, z_{t-1});   out_t = observe(z_t)
+
+The latent z is a picture of the same height and width as the token. Groups are normalised within one frame only, so nothing of a later
+frame reaches an earlier output.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..checks import check_counts
+from .layers import LevelEmbedding
+
+
+class ConvRNN(nn.Module):
+    """U-Net and convolutional GRU over tokens (c, h, w). Causal. State: the latent z (b, latent, h, w), never reset in a roll-out.
+
+    latent: channels of z; channels: of the U-Net at full size; scales: by how much more at each halving of the size, as many as there
+    are sizes; blocks: residual blocks a size, going down and coming up.
+    """
+
+    causal = True
+    stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
+
+    def __init__(
+        self, event: tuple[int, int, int], cond: int = 0, *, latent: int = 16, channels: int = 64, scales: tuple[int, ...] = (1, 2, 4, 8),
+        blocks: int = 2, levels: int = 1000,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_counts(latent=latent, channels=channels, blocks=blocks)
+        if len(event) != 3 or min(event) < 1:
+            raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
+        halvings = 2 ** (len(scales) - 1)
+        if not scales or event[1] % halvings or event[2] % halvings:
+            raise ValueError(
+                f"{len(scales)} scales halve a picture {len(scales) - 1} times, so its sides must be multiples of {halvings}; "
+                f"got {event[1]} x {event[2]}: give fewer scales"
+            )
+        self.config: dict[str, Any] = {
+            "event": list(event), "cond": cond, "latent": latent, "channels": channels, "scales": list(scales), "blocks": blocks,
+            "levels": levels,
+        }  # fmt: skip
+        self.latent, self.size = latent, event[1:]
+        width = 4 * channels
+        self.level = LevelEmbedding(width, levels)
+        self.told = nn.Linear(cond, width) if cond else None
+        self.unet = UNet(event[0] + latent, latent, channels, tuple(scales), blocks, width)
+        self.gates = nn.Conv2d(2 * latent, 2 * latent, 3, padding=1)
+        self.candidate = nn.Conv2d(2 * latent, latent, 3, padding=1)
+        self.observe = Residual(latent, max(latent, channels // 2), width)
+        self.leave = nn.Conv2d(max(latent, channels // 2), event[0], 3, padding=1)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x and the latent after the last token."""
+        said = self.embed(k, cond)
+        z = self.start(x) if state is None else state
+        latents = []
+        for t in range(x.shape[1]):
+            z = self.step(x[:, t], said[:, t], z)
+            latents.append(z)
+        return self.predict(torch.stack(latents, dim=1), said), z
+
+    def start(self, x: Tensor) -> Tensor:
+        """The latents before the first token: zeros (b, latent, h, w)."""
+        return x.new_zeros(len(x), self.latent, *self.size)
+
+    def embed(self, k: Tensor, cond: Tensor) -> Tensor:
+        """Levels and conditions as vectors, (b, t, width)."""
+        said = self.level(k)
+        return said if self.told is None else said + self.told(cond)
+
+    def step(self, x: Tensor, said: Tensor, z: Tensor) -> Tensor:
+        """The latent after one token x (n, c, h, w) of n sequences, from the one before."""
+        u = self.unet(torch.cat([x, z], dim=1), said)
+        reset, update = self.gates(torch.cat([u, z], dim=1)).sigmoid().chunk(2, dim=1)
+        new = self.candidate(torch.cat([u, reset * z], dim=1)).tanh()
+        return torch.lerp(new, z, update)
+
+    def predict(self, z: Tensor, said: Tensor) -> Tensor:
+        """The observation model: latents (b, t, latent, h, w) to the network's output."""
+        seen = self.observe(z.flatten(0, 1), said.flatten(0, 1))
+        return self.leave(F.silu(seen)).unflatten(0, z.shape[:2])
+
+    def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
+        past, z = self.embed(past_k, cond), self.start(x)
+        before = []
+        for t in range(x.shape[1]):
+            before.append(z)
+            if t < x.shape[1] - 1:
+                z = self.step(past_x[:, t], past[:, t], z)
+        said = self.embed(k, cond)
+        latents = self.step(x.flatten(0, 1), said.flatten(0, 1), torch.stack(before, dim=1).flatten(0, 1))
+        return self.predict(latents.unflatten(0, x.shape[:2]), said)
+
+
+class UNet(nn.Module):
+    """A picture down to a small one and up again, with what was seen on the way down beside it; attention where it is smallest."""
+
+    def __init__(self, inside: int, outside: int, channels: int, scales: tuple[int, ...], blocks: int, width: int) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(inside, channels, 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        have, kept = channels, [channels]
+        for size, scale in enumerate(scales):
+            for _ in range(blocks):
+                self.down.append(Residual(have, channels * scale, width))
+                have = channels * scale
+                kept.append(have)
+            if size < len(scales) - 1:
+                self.down.append(nn.Conv2d(have, have, 3, stride=2, padding=1))
+                kept.append(have)
+        self.middle = nn.ModuleList([Residual(have, have, width), Attention(have), Residual(have, have, width)])
+        for size, scale in reversed(list(enumerate(scales))):
+            for _ in range(blocks + 1):
+                self.up.append(Residual(have + kept.pop(), channels * scale, width))
+                have = channels * scale
+            if size:
+                self.up.append(Larger(have))
+        self.norm = nn.GroupNorm(_groups(have), have)
+        self.leave = nn.Conv2d(have, outside, 3, padding=1)
+
+    def forward(self, x: Tensor, said: Tensor) -> Tensor:
+        x = self.enter(x)
+        kept = [x]
+        for part in self.down:
+            x = part(x, said) if isinstance(part, Residual) else part(x)
+            kept.append(x)
+        for part in self.middle:
+            x = part(x, said) if isinstance(part, Residual) else part(x)
+        for part in self.up:
+            x = part(torch.cat([x, kept.pop()], dim=1), said) if isinstance(part, Residual) else part(x)
+        return self.leave(F.silu(self.norm(x)))
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a shortcut, shifted and scaled by what is said of the token, (n, width)."""
+
+    def __init__(self, inside: int, outside: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(_groups(inside), inside), nn.GroupNorm(_groups(outside), outside)
+        self.conv1, self.conv2 = nn.Conv2d(inside, outside, 3, padding=1), nn.Conv2d(outside, outside, 3, padding=1)
+        self.said = nn.Linear(width, 2 * outside)
+        self.shortcut = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, said: Tensor) -> Tensor:
+        shift, scale = self.said(F.silu(said))[..., None, None].chunk(2, dim=1)
+        inner = self.conv1(F.silu(self.norm1(x)))
+        return self.shortcut(x) + self.conv2(F.silu(self.norm2(inner) * (1 + scale) + shift))
+
+
+class Attention(nn.Module):
+    """Each place looks at all others of its frame."""
+
+    def __init__(self, channels: int, head: int = 32) -> None:
+        super().__init__()
+        self.heads = max(1, channels // head)
+        self.norm = nn.GroupNorm(_groups(channels), channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.project = nn.Conv2d(channels, channels, 1)
+        nn.init.zeros_(self.project.weight)
+        nn.init.zeros_(self.project.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = rearrange(self.qkv(self.norm(x)), "n (s a e) h w -> s n a (h w) e", s=3, a=self.heads)
+        seen = F.scaled_dot_product_attention(query, key, value)
+        return x + self.project(rearrange(seen, "n a (h w) e -> n (a e) h w", h=x.shape[-2]))
+
+
+class Larger(nn.Module):
+    """Twice the size."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2, mode="nearest"))
+
+
+def _groups(channels: int) -> int:
+    """Groups to normalise by: eight, or as many as divide the channels."""
+    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)

@@ -1,0 +1,177 @@
+"""A transformer over tokens that are grids: causal in time, seeing all of the picture, with a cache of keys and values.
+
+A place of a token attends to all places of its own token and of those before it, within a window: most blocks look back one token, every
+third as far as the window goes. Nothing is normalised over time or over the batch, so no earlier output depends on a later frame.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..checks import check_counts, check_divides
+from .layers import LevelEmbedding, zeroed
+
+Cache = tuple[Tensor, Tensor]  # keys and values of the last tokens, (b, window-1, places, hidden) each: zeros where there were none yet
+
+
+class Memory(NamedTuple):
+    """x (b, 1, c, h, w) and k (b, 1): the last token as it was given, for the convolution at the entry. caches: of each block."""
+
+    x: Tensor
+    k: Tensor
+    caches: tuple[Cache, ...]
+
+
+class SpaceTime(nn.Module):
+    """Tokens (c, h, w) through blocks of attention over space and time. Causal. State: `Memory`.
+
+    hidden: width of a place; layers: blocks; heads: must divide hidden; window: tokens a token sees, itself included; every: each so
+    many blocks one sees the whole window, the others see two tokens.
+    """
+
+    causal = True
+    stabilization = "noise"  # the context is noised to, and labelled with, the small level
+
+    def __init__(
+        self, event: tuple[int, int, int], cond: int = 0, *, hidden: int = 128, layers: int = 8, heads: int = 4, window: int = 8,
+        every: int = 3, levels: int = 1000,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_counts(hidden=hidden, layers=layers, heads=heads, window=window, every=every)
+        check_divides(heads, hidden, "heads of a transformer must divide its hidden width")
+        if len(event) != 3 or min(event) < 1:
+            raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
+        self.config: dict[str, Any] = {
+            "event": list(event), "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "window": window, "every": every,
+            "levels": levels,
+        }  # fmt: skip
+        c, self.height, self.width = event
+        self.levels = levels
+        # Each place sees its neighbours and the token before from the start: what moved a little is there already.
+        self.enter = nn.Conv2d(2 * c, hidden, 3, padding=1)
+        self.place = nn.Parameter(0.02 * torch.randn(self.height * self.width, hidden))
+        self.level = LevelEmbedding(hidden, levels)
+        self.before = nn.Linear(hidden, hidden)
+        self.told = nn.Linear(cond, hidden) if cond else None
+        # One projection serves the modulation of all blocks; each adds a bias of its own.
+        self.modulate = zeroed(nn.Linear(hidden, 6 * hidden))
+        windows = [window if block % every == every - 1 else min(2, window) for block in range(layers)]
+        self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width)) for one in windows)
+        self.final = nn.LayerNorm(hidden)
+        self.leave = nn.Conv2d(hidden, c, 3, padding=1)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | None = None) -> tuple[Tensor, Memory]:
+        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token."""
+        state = self.start(x) if state is None else Memory(*state)
+        past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
+        hidden, level = self.embed(x, k, cond, past_x, past_k)
+        caches = []
+        for block, cache in zip(self.blocks, state.caches, strict=True):
+            hidden, kept = block(hidden, level, cache)
+            caches.append(kept)
+        return self.predict(hidden), Memory(x[:, -1:], k[:, -1:], tuple(caches))
+
+    def start(self, x: Tensor) -> Memory:
+        """Before the first token: nothing, written as noise that was never drawn."""
+        b, places = len(x), self.height * self.width
+        hidden = self.final.weight.shape[0]
+        caches = tuple((x.new_zeros(b, block.window - 1, places, hidden),) * 2 for block in self._blocks())
+        return Memory(torch.zeros_like(x[:, :1]), torch.full((b, 1), self.levels, device=x.device), caches)
+
+    def embed(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Places (b, t, n, hidden) of tokens x after tokens past_x, and six modulations (b, t, 1, hidden) by level and condition."""
+        level = self.level(k)
+        grid = self.enter(torch.cat([x, past_x], dim=2).flatten(0, 1))
+        hidden = rearrange(grid, "(b t) d h w -> b t (h w) d", b=len(x)) + self.place
+        said = level + self.before(self.level(past_k))
+        if self.told is not None:
+            said = said + self.told(cond)
+        return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1)
+
+    def predict(self, hidden: Tensor) -> Tensor:
+        grid = rearrange(self.final(hidden), "b t (h w) d -> (b t) d h w", h=self.height)
+        return rearrange(self.leave(grid), "(b t) c h w -> b t c h w", b=len(hidden))
+
+    def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
+        none = self.start(x)
+        shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
+        past, past_level = self.embed(past_x, past_k, cond, *shifted)
+        hidden, level = self.embed(x, k, cond, *shifted)
+        for block, cache in zip(self._blocks(), none.caches, strict=True):
+            seen = block.heads_of(past, past_level)
+            hidden = block.beside(hidden, level, seen, cache)
+            past, _ = block(past, past_level, cache)
+        return self.predict(hidden)
+
+    def _blocks(self) -> list[Block]:
+        return list(self.blocks)  # type: ignore[arg-type]
+
+
+class Block(nn.Module):
+    """Attention over own and earlier places, then an MLP with a look at the neighbours; both modulated by the token's level."""
+
+    base: Tensor
+
+    def __init__(self, hidden: int, heads: int, window: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.heads, self.window, self.grid = heads, window, grid
+        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
+        self.modulation = nn.Parameter(torch.zeros(6 * hidden))
+        self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
+        self.qkv = nn.Linear(hidden, 3 * hidden)
+        self.norm_q = nn.RMSNorm(hidden // heads)
+        self.norm_k = nn.RMSNorm(hidden // heads)
+        self.ago = nn.Parameter(0.02 * torch.randn(window, hidden))  # added to keys: how long ago their token was, own last
+        self.project = zeroed(nn.Linear(hidden, hidden))
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.near = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        nn.init.dirac_(self.near.weight, groups=hidden)  # as if it were not there, until it has learned otherwise
+        nn.init.zeros_(self.near.bias)  # type: ignore[arg-type]
+        self.down = zeroed(nn.Linear(4 * hidden, hidden))
+
+    def forward(self, x: Tensor, level: tuple[Tensor, ...], cache: Cache) -> tuple[Tensor, Cache]:
+        """x: (b, t, n, hidden); level: six of (b, t, 1, hidden). Returns x and the cache after the last token."""
+        query, key, value = self.heads_of(x, level)
+        whole = torch.cat([cache[0], key], dim=1), torch.cat([cache[1], value], dim=1)
+        last = whole[0].shape[1] - self.window + 1
+        return self._after(x, level, query, key, value, whole), (whole[0][:, last:], whole[1][:, last:])
+
+    def beside(self, x: Tensor, level: tuple[Tensor, ...], past: tuple[Tensor, Tensor, Tensor], cache: Cache) -> Tensor:
+        """Tokens that attend to themselves and to the past of another stream, by its queries, keys and values."""
+        query, key, value = self.heads_of(x, level)
+        whole = torch.cat([cache[0], past[1]], dim=1), torch.cat([cache[1], past[2]], dim=1)
+        return self._after(x, level, query, key, value, whole)
+
+    def heads_of(self, x: Tensor, level: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (b, t, n, hidden) each."""
+        shift, scale = self._modulations(level)[:2]
+        query, key, value = self.qkv(torch.addcmul(shift, self.norm(x), scale)).chunk(3, dim=-1)
+        split = (self.heads, x.shape[-1] // self.heads)
+        return self.norm_q(query.unflatten(-1, split)).flatten(-2), self.norm_k(key.unflatten(-1, split)).flatten(-2), value
+
+    def _after(self, x: Tensor, level: tuple[Tensor, ...], query: Tensor, key: Tensor, value: Tensor, past: Cache) -> Tensor:
+        """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
+        _, _, gate, shift, scale, gate_mlp = self._modulations(level)
+        t = x.shape[1]
+        keys = [past[0][:, i : i + t] + self.ago[i] for i in range(self.window - 1)]
+        keys = torch.cat([*keys, key + self.ago[-1]], dim=2)
+        values = torch.cat([*(past[1][:, i : i + t] for i in range(self.window - 1)), value], dim=2)
+        q, keys, values = (rearrange(part, "b t n (a e) -> (b t) a n e", a=self.heads) for part in (query, keys, values))
+        attended = rearrange(F.scaled_dot_product_attention(q, keys, values), "(b t) a n e -> b t n (a e)", t=t)
+        x = torch.addcmul(x, gate, self.project(attended))
+        grid = rearrange(torch.addcmul(shift, self.norm(x), scale), "b t (h w) d -> (b t) d h w", h=self.grid[0])
+        near = rearrange(self.near(grid), "(b t) d h w -> b t (h w) d", t=t)
+        return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+
+    def _modulations(self, level: tuple[Tensor, ...]) -> list[Tensor]:
+        """What the levels ask for with this block's own share added; scales and gates count from 1."""
+        own = self.modulation.unflatten(0, (6, -1)) + self.base
+        return [asked + mine for asked, mine in zip(level, own, strict=True)]

@@ -1,0 +1,89 @@
+"""Frames as tokens: several frames side by side as one picture (`Pixels`), or as a grid of patches in few numbers each (`Patches`)."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ..checks import check_divides
+
+
+class Pixels(nn.Module):
+    """`stack` frames as channels of one picture: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, 3 * stack, h, w) from -1 to 1."""
+
+    def __init__(self, stack: int) -> None:
+        super().__init__()
+        self.stack = stack
+
+    def encode(self, frames: Tensor) -> Tensor:
+        check_divides(self.stack, frames.shape[1], "a token stacks frames, so their number must be a multiple of")
+        return rearrange(2 * frames - 1, "b (t s) h w c -> b t (s c) h w", s=self.stack)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return rearrange((tokens + 1) / 2, "b t (s c) h w -> b (t s) h w c", s=self.stack)
+
+
+class Patches(nn.Module):
+    """Principal directions of patches in space and time: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, c, h / patch, w / patch).
+
+    basis: (stack * patch * patch * 3, c). mean: (c, gh, gw), of each place: a sky is no floor. scale: (c,), by which directions are
+    divided. variance: (c, gh, gw), of what comes out, which the model wants to know.
+    """
+
+    basis: Tensor
+    mean: Tensor
+    scale: Tensor
+    variance: Tensor
+
+    def __init__(self, stack: int, patch: int, basis: Tensor, mean: Tensor, scale: Tensor, variance: Tensor) -> None:
+        super().__init__()
+        self.stack, self.patch = stack, patch
+        for name, value in {"basis": basis, "mean": mean, "scale": scale, "variance": variance}.items():
+            self.register_buffer(name, value.float().contiguous())
+
+    @classmethod
+    def fit(cls, frames: Tensor, stack: int = 4, patch: int = 8, components: int = 64, whiten: float = 0.5, cut: float = 1e-3) -> Patches:
+        """From clips (b, t * stack, h, w, 3).
+
+        whiten: 0 leaves directions as large as they are, so that noise takes fine detail long before what is coarse; 1 makes all equally
+        large; a half lies between.
+        """
+        if not 0 <= whiten <= 1:
+            raise ValueError(f"whiten goes from 0 (as they are) to 1 (all alike); got {whiten}")
+        side = stack * patch * patch * 3
+        if not 1 <= components <= side:
+            raise ValueError(f"a patch of {stack} x {patch} x {patch} px has {side} numbers; keep 1 to {side} of them, got {components}")
+        flat = _cut(frames, stack, patch)
+        rows = flat.reshape(-1, side).double()
+        centred = rows - rows.mean(0)
+        values, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))
+        basis = vectors.flip(1)[:, :components].float()
+        std = values.flip(0)[:components].clamp(min=0).sqrt()
+        if not std[0] > 0:
+            raise ValueError("these clips never vary: there is nothing to learn")
+        scale = std.clamp(min=float(cut * std[0])) ** whiten
+        tokens = flat @ basis / scale.float()  # (b, t, gh, gw, c)
+        scale = scale * tokens.var(dim=(0, 1)).mean().sqrt().double()  # numbers of a token vary by 1 on average
+        tokens = rearrange(flat @ basis / scale.float(), "b t h w c -> (b t) c h w")
+        mean = tokens.mean(0)
+        variance = (tokens - mean).pow(2).mean(0)
+        overall = variance.mean(dim=(1, 2), keepdim=True)
+        return cls(stack, patch, basis, mean, scale, torch.maximum(variance, 0.05 * overall + 1e-6))
+
+    def encode(self, frames: Tensor) -> Tensor:
+        check_divides(self.stack, frames.shape[1], "a token stacks frames, so their number must be a multiple of")
+        tokens = _cut(frames, self.stack, self.patch) @ self.basis / self.scale
+        return rearrange(tokens, "b t h w c -> b t c h w") - self.mean
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        flat = rearrange(tokens + self.mean, "b t c h w -> b t h w c") * self.scale @ self.basis.T
+        s, p = self.stack, self.patch
+        return rearrange(flat, "b t h w (s p q c) -> b (t s) (h p) (w q) c", s=s, p=p, q=p)
+
+
+def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:
+    """Clips (b, t * stack, h, w, 3) in patches (b, t, gh, gw, stack * patch * patch * 3)."""
+    check_divides(patch, frames.shape[2], "frames are cut into patches, so their height must be a multiple of")
+    check_divides(patch, frames.shape[3], "frames are cut into patches, so their width must be a multiple of")
+    return rearrange(frames, "b (t s) (h p) (w q) c -> b t h w (s p q c)", s=stack, p=patch, q=patch)

@@ -1,0 +1,61 @@
+"""Video (paper, section 4.1): small models for a laptop, and the paper's own for a GPU."""
+
+from __future__ import annotations
+
+from ..config import ConvRNNConfig, Experiment, ModelConfig, SpaceTimeConfig, TrainConfig
+from ..envs.labyrinth import Labyrinth
+from ..envs.voxels import Voxels
+from ..tasks.video import Folder, RollOut, Video
+
+TRAIN = TrainConfig(
+    steps=None, minutes=75.0, batch=8, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
+    validate_every=500,
+)  # fmt: skip
+SMALL = ModelConfig(SpaceTimeConfig(), schedule="cosine", weight="uniform")
+
+
+def labyrinth() -> Experiment:
+    """Walks through a textured maze, 64 px: a transformer over space and time, 75 minutes on two cores."""
+    return Experiment(Video(Labyrinth()), SMALL, TRAIN)
+
+
+def voxels() -> Experiment:
+    """Walks through a landscape of blocks, 64 px: as labyrinth, but for the data."""
+    return Experiment(Video(Voxels()), SMALL, TRAIN)
+
+
+def clips() -> Experiment:
+    """Clips of your own: --task.world.path FOLDER of mp4, webp, gif or npz; as labyrinth, but for the data."""
+    return Experiment(Video(Folder()), SMALL, TRAIN)
+
+
+def labyrinth_gru() -> Experiment:
+    """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
+    backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
+    return Experiment(Video(Labyrinth()), ModelConfig(backbone), TRAIN)
+
+
+def dmlab() -> Experiment:
+    """The paper's model for DMLab, 64 px, 24 M parameters, for a GPU: --task.world.path FOLDER holds the published clips."""
+    task = Video(Folder(action_kinds=3), tokens=9, stack=4, patch=0, sampling=RollOut(steps=100))
+    backbone = ConvRNNConfig(latent=16, channels=64, scales=(1, 2, 4, 4))
+    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr", frame_stack=4)
+    return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, precision="bfloat16", ema=0.999))
+
+
+def minecraft() -> Experiment:
+    """The paper's model for Minecraft, 128 px, 36 M parameters, for a GPU: --task.world.path FOLDER holds the published clips."""
+    task = Video(Folder(px=128, action_kinds=4), tokens=9, frames=72, stack=8, patch=0, sampling=RollOut(steps=100))
+    backbone = ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4, 4, 4))
+    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr", frame_stack=8)
+    return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, precision="bfloat16", ema=0.999))
+
+
+VIDEO = {
+    "labyrinth": labyrinth,
+    "labyrinth-gru": labyrinth_gru,
+    "voxels": voxels,
+    "clips": clips,
+    "dmlab": dmlab,
+    "minecraft": minecraft,
+}

@@ -1,0 +1,332 @@
+"""Video (paper, section 4.1): worlds to walk through, roll-outs far beyond the training length, and curves of how they hold up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from ..checks import check_divides, check_options
+from ..data.pictures import Patches, Pixels
+from ..data.sequences import Windows
+from ..envs.labyrinth import Labyrinth
+from ..envs.voxels import Voxels
+from ..matrix import by_name
+from ..sampling import stream
+from .base import Evaluation, Progress, Table, TaskData
+
+if TYPE_CHECKING:
+    from ..data.clips import ClipSet
+    from ..model import DiffusionForcing
+
+Frames = NDArray[np.uint8]
+FIT = 200  # clips that the codec is fitted to
+CHUNK = 64  # clips encoded at a time
+SEEDS = {"train": 0, "valid": 1, "test": 2}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Clips of one's own: a folder of mp4, webp, gif or npz files, with actions beside them or without."""
+
+    path: Path = Path("clips")
+    """The folder."""
+    px: int = 64
+    """Height and width to which frames are cut and resized."""
+    test: int = 4
+    """How many clips, the last ones by name, are kept to judge by."""
+    action_kinds: int | None = None
+    """How many kinds of actions there are, where files give them as numbers from 0."""
+
+
+@dataclass(frozen=True)
+class RollOut:
+    """How frames are sampled."""
+
+    steps: int = 20
+    """Denoising steps a token."""
+    horizon: int = 1
+    """Tokens sampled at a time: 1 is token after token."""
+    schedule: Literal["autoregressive", "pyramid", "full_sequence"] = "full_sequence"
+    """Schedule matrix over these."""
+    slope: float = 4.0
+    """Of the pyramid: rows from one token's start to the next one's."""
+    stabilization: int = 20
+    """Level that generated tokens count as having, so that small errors do not add up."""
+    context: int = 4
+    """Tokens of the real clip that a roll-out continues; 0: from nothing."""
+    eta: float = 0.0
+    """Fresh noise at each step: 0 none, 1 ancestral."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "steps", "horizon")
+        if self.context < 0:
+            raise ValueError(f"context counts tokens, from 0; got {self.context}")
+
+
+@dataclass(frozen=True)
+class Video:
+    """Clips of a world, how they become tokens, and how roll-outs are judged."""
+
+    world: Labyrinth | Voxels | Folder = field(default_factory=Labyrinth)
+    """Where clips come from."""
+    clips: int = 2000
+    """Clips to train on, of a world that is drawn."""
+    frames: int = 64
+    """Frames of each of these."""
+    tokens: int = 9
+    """Tokens a window of training has."""
+    stack: int = 4
+    """Frames a token."""
+    patch: int = 8
+    """Side of a patch of pixels that becomes one place of a token; 0: tokens are the pixels themselves."""
+    components: int = 64
+    """Numbers a patch is told by: its principal directions."""
+    whiten: float = 0.5
+    """How far these are made equally large: 0 not at all, 1 all alike."""
+    told: bool = True
+    """Whether the model is told the actions, where the clips have some."""
+    data_seed: int = 0
+    """Of the worlds."""
+    length: int = 200
+    """Frames to generate for each clip when judging or sampling."""
+    real: int = 120
+    """Real clips to compare with when judging."""
+    sampling: RollOut = field(default_factory=RollOut)
+    """How frames are sampled."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "clips", "frames", "tokens", "stack", "length", "real")
+        check_divides(self.stack, self.frames, "clips are cut into tokens of so many frames")
+        check_divides(self.stack, self.length, "roll-outs are cut into tokens of so many frames")
+        if self.frames < self.tokens * self.stack:
+            raise ValueError(
+                f"a window of {self.tokens} tokens has {self.tokens * self.stack} frames, but clips have {self.frames}; give them more"
+            )
+        if self.patch:
+            check_divides(self.patch, self.world.px, "frames are cut into patches of so many pixels")
+
+    def prepare(self, progress: Progress | None = None) -> Path:
+        """The clips to train on, made or read if they are not in the cache. Returns their file."""
+        return Path(self.clips_of("train", progress).frames.filename)  # type: ignore[attr-defined]
+
+    def clips_of(self, part: str, progress: Progress | None = None, count: int | None = None, frames: int | None = None) -> ClipSet:
+        """Clips to train on, to validate on or to judge by ("train", "valid", "test")."""
+        from ..data.clips import prepare_clips, prepare_world
+
+        if isinstance(self.world, Folder):
+            return prepare_clips(self.world.path, self.world.px, progress=progress, shortest=self.tokens * self.stack,
+                                 action_kinds=self.world.action_kinds)  # fmt: skip
+        number = count or (self.clips if part == "train" else max(16, self.clips // 20))
+        return prepare_world(self.world, number, frames or self.frames, seed=3 * self.data_seed + SEEDS[part], progress=progress)
+
+    def data(self) -> TaskData:
+        from ..log import progress_bar
+
+        with progress_bar() as progress:
+            return _data(self, progress)
+
+    def sequences(
+        self, codec: nn.Module, clips: ClipSet, which: range, progress: Progress | None = None, frames: int | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Tokens (t, *event) and conditions (t, a) of clips, at most so many frames of each."""
+        tokens, told = [], []
+        for done, i in enumerate(which):
+            clip = clips.clip(i)
+            t = min(len(clip.frames), frames or len(clip.frames)) // self.stack
+            tokens.append(codec.encode(_floats(clip.frames[None, : t * self.stack]))[0])  # type: ignore[operator]
+            told.append(self.conditions(clip.actions[: t * self.stack]))
+            if progress is not None and done % CHUNK == 0:
+                progress("frames to tokens", done, len(which))
+        return tokens, told
+
+    def conditions(self, actions: NDArray[np.float32]) -> Tensor:
+        """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told."""
+        t = len(actions) // self.stack
+        if not self.told:
+            return torch.zeros(t, 0)
+        return torch.from_numpy(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
+
+    def codec(self, clips: ClipSet) -> nn.Module:
+        """Frames to tokens, fitted to some of the clips."""
+        if not self.patch:
+            return Pixels(self.stack)
+        some = np.unique(np.linspace(0, len(clips.starts) - 1, min(FIT, len(clips.starts))).astype(int))
+        length = min(int(clips.lengths[some].min()), 64) // self.stack * self.stack
+        frames = _floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
+        return Patches.fit(frames, self.stack, self.patch, self.components, self.whiten)
+
+    def roll_out(
+        self, model: DiffusionForcing, length: int, context: Frames | None, actions: NDArray[np.float32] | None, *, batch: int = 1,
+        generator: Generator | None = None, sampling: RollOut | None = None,
+    ) -> Iterator[Frames]:  # fmt: skip
+        """Frames (b, n, px, px, 3) as they are generated, `length` in all, in constant memory.
+
+        context: (b, c, px, px, 3), frames to go on from, a multiple of the stack; None: from nothing. actions: (b, c + length, a).
+        """
+        sampling = sampling or self.sampling
+        tokens, codec = -(-length // self.stack), model.codec
+        given = None if context is None or not context.shape[1] else codec.encode(_floats(context))  # type: ignore[union-attr, operator]
+        before = 0 if given is None else given.shape[1]
+        cond = None
+        if self.told and actions is not None and actions.shape[-1]:
+            missing = (before + tokens) * self.stack - actions.shape[1]
+            padded = np.pad(actions, ((0, 0), (0, max(0, missing)), (0, 0)))
+            cond = torch.stack([self.conditions(one) for one in padded])[:, : before + tokens]
+        ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
+        matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
+        left = length
+        for chunk in stream(
+            model, matrix, tokens, given, cond, stabilization=sampling.stabilization, eta=sampling.eta, batch=batch, generator=generator,
+        ):  # fmt: skip
+            shown = _bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
+            left -= shown.shape[1]
+            yield shown
+
+    def between(
+        self, model: DiffusionForcing, first: Frames, last: Frames, tokens: int, *, actions: NDArray[np.float32] | None = None,
+        generator: Generator | None = None, draws: int = 16,
+    ) -> Frames:  # fmt: skip
+        """Frames (b, tokens * stack, px, px, 3) between given ones before (b, c, ...) and after (b, e, ...), both multiples of the stack.
+
+        A causal model cannot look ahead: `draws` ways on are sampled for each, what comes last in each is left to chance, and the one
+        that best agrees with what comes after is kept, as judged by the likelihood of that.
+        """
+        from ..likelihood import elbo
+
+        codec, schedule = model.codec, model.schedule
+        known = [codec.encode(_floats(part)) for part in (first, last)]  # type: ignore[union-attr, operator]
+        before, after = known[0].shape[1], known[1].shape[1]
+        b = len(first)
+        cond = None
+        if self.told and actions is not None and actions.shape[-1]:
+            cond = torch.stack([self.conditions(one) for one in actions]).repeat_interleave(draws, dim=0)
+        past = known[0].repeat_interleave(draws, dim=0)
+        ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
+        matrix = by_name("full_sequence", 1, ladder, 1.0)
+        here = None if cond is None else cond[:, : before + tokens]
+        made = torch.cat(list(stream(model, matrix, tokens, past, here, generator=generator)), dim=1)
+        whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
+        with torch.no_grad():
+            said = elbo(model, schedule, whole, None, None if cond is None else cond[:, : whole.shape[1]], ladder=schedule.ladder(8),
+                        draws=2, generator=Generator().manual_seed(0))[:, before + tokens : before + tokens + after]  # fmt: skip
+        best = said.sum(1).view(b, draws).argmax(1)
+        return _bytes(codec.decode(made.unflatten(0, (b, draws))[torch.arange(b), best]))  # type: ignore[union-attr, operator]
+
+    @property
+    def default_samples(self) -> int:
+        return 16
+
+    def judged_by(self, number: int, length: int, progress: Progress | None = None) -> tuple[Frames, NDArray[np.float32]]:
+        """Real clips (n, length, px, px, 3) never trained on, and their actions."""
+        clips = self.clips_of("test", progress, number, length)
+        which = range(len(clips.starts))
+        if isinstance(self.world, Folder):
+            which = range(max(0, len(clips.starts) - self.world.test), len(clips.starts))
+        long = [i for i in which if clips.lengths[i] >= length]
+        if not long:
+            raise ValueError(f"no clip to judge by has {length} frames; the longest has {int(clips.lengths[list(which)].max())}")
+        chosen = [clips.clip(i) for i in long[:number]]
+        return np.stack([c.frames[:length] for c in chosen]), np.stack([c.actions[:length] for c in chosen])
+
+    def generate(
+        self, model: DiffusionForcing, samples: int, seed: int, progress: Progress, show: Callable[[Frames], None] | None = None
+    ) -> tuple[Frames, Frames, int]:
+        """Roll-outs (n, context + length, px, px, 3) and the real clips they set out from, as far as these go. And the context's frames."""
+        context = self.sampling.context * self.stack
+        drawn = not isinstance(self.world, Folder)
+        real, actions = self.judged_by(samples, context + self.length if drawn else self.tokens * self.stack, progress)
+        parts = [real[:, :context]]
+        if show is not None and context:
+            show(parts[0])
+        done = 0
+        generator = Generator().manual_seed(seed)
+        for chunk in self.roll_out(model, self.length, parts[0], actions, batch=len(real), generator=generator):
+            parts.append(chunk)
+            done += chunk.shape[1]
+            progress("frames", done, self.length)
+            if show is not None:
+                show(chunk)
+        return np.concatenate(parts, axis=1), real, context
+
+    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+        from .video_pictures import draw_curves, judge
+
+        made, truth, context = self.generate(model, samples, seed, progress)
+        real, _ = self.judged_by(self.real, max(64, 4 * self.stack), progress)
+        scores, curves = judge(made, truth, real, context, self.stack, progress)
+        files = self._show(folder, made, truth, context)
+        if curves:
+            draw_curves(curves, folder / "curves.png", self.tokens * self.stack - context)
+            files["curves.png"] = (
+                "Over the roll-out, windows of 16 frames; grey: real against real. The dotted line ends a window of training."
+            )
+        rows = tuple((name, f"{value:.4g}") for name, value in scores.items())
+        title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
+        return Evaluation(scores, (Table(title, ("", "figure"), rows),), files)
+
+    def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
+        from ..film import Film
+
+        number = min(samples, 6)
+        film = folder / "samples.mp4"
+        with Film(film, fps=15, scale=3) as out:
+            made, truth, context = self.generate(
+                model, number, seed, progress, lambda frames: out.add(np.concatenate(list(frames), axis=2))
+            )
+        files = self._show(folder, made, truth, context)
+        return [film, *(folder / name for name in files)]
+
+    def _show(self, folder: Path, made: Frames, truth: Frames, context: int) -> dict[str, str]:
+        """Draws contact sheets; returns their captions by name."""
+        from ..film import contact_sheet
+
+        n = min(4, len(made))
+        begin = context + 8 * self.stack
+        rows, names = [], []
+        for i in range(n):
+            if truth.shape[1] >= begin:
+                rows.append(truth[i, :begin])
+                names.append("real")
+            rows.append(made[i, :begin])
+            names.append("generated")
+        contact_sheet(np.stack(rows), folder / "beginning.png", names=names, every=self.stack, mark=context)
+        every = max(1, made.shape[1] // 12)
+        contact_sheet(made[:8], folder / "rollout.png", every=every, mark=context)
+        return {"beginning.png": "Where roll-outs set out from: context framed blue, one frame a token; above each what really happened.",
+                "rollout.png": "Whole roll-outs, twelve frames of each."}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=2)
+def _data(task: Video, progress: Progress) -> TaskData:
+    train = task.clips_of("train", progress)
+    codec = task.codec(train)
+    own = isinstance(task.world, Folder)
+    last = len(train.starts) - (task.world.test if isinstance(task.world, Folder) else 0)
+    if last < 2:
+        raise ValueError(f"there are {len(train.starts)} clips; to train and to judge take at least {4}")
+    held = max(1, last // 10) if own else 0
+    tokens, told = task.sequences(codec, train, range(last - held), progress)
+    if own:
+        more = task.sequences(codec, train, range(last - held, last))
+    else:
+        valid = task.clips_of("valid", progress)
+        more = task.sequences(codec, valid, range(len(valid.starts)))
+    return TaskData(Windows(tokens, task.tokens, conditions=told), Windows(more[0], task.tokens, conditions=more[1]), codec)
+
+
+def _floats(frames: Any) -> Tensor:
+    """Bytes to numbers from 0 to 1."""
+    return torch.from_numpy(np.ascontiguousarray(frames)).float() / 255
+
+
+def _bytes(frames: Tensor) -> Frames:
+    """Numbers from 0 to 1 to bytes."""
+    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).numpy()

@@ -1,0 +1,106 @@
+"""Roll-outs judged and drawn: figures against the truth where it is still determined, and curves over time."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..video_scores import Curve, curves, psnr
+from .base import Progress
+
+if TYPE_CHECKING:
+    from ..perception import Perception
+
+Frames = NDArray[np.uint8]
+WINDOW = 16
+
+
+def judge(
+    made: Frames, truth: Frames, real: Frames, context: int, stack: int, progress: Progress
+) -> tuple[dict[str, float], dict[str, Curve]]:
+    """Figures by name, and curves over the roll-out (none without LPIPS' weights, or where clips are too short or too few).
+
+    made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...).
+    """
+    eyes = _eyes()
+    scores: dict[str, float] = {}
+    first = slice(context, context + stack)
+    if context and truth.shape[1] >= context + stack:
+        copied = np.repeat(truth[:, context - 1 : context], stack, axis=1)
+        scores["first token PSNR"] = _psnr(made[:, first], truth[:, first])
+        scores["last frame copied PSNR"] = _psnr(copied, truth[:, first])
+        if eyes is not None:
+            scores["first token LPIPS"] = _lpips(eyes, made[:, first], truth[:, first])
+            scores["last frame copied LPIPS"] = _lpips(eyes, copied, truth[:, first])
+    for name, part in (("mean", made[:, context:]), ("late mean", made[:, -2 * WINDOW :])):
+        scores[f"pixel {name} over real"] = float(part.mean() / real.mean())
+    for name, part in (("std", made[:, context:]), ("late std", made[:, -2 * WINDOW :])):
+        scores[f"pixel {name} over real"] = _std(part) / _std(real)
+    scores["late motion over real"] = _motion(made[:, -2 * WINDOW :]) / _motion(real)
+    if eyes is None or made.shape[1] - context < WINDOW or len(made) < 2 or len(real) < 4:
+        return scores, {}
+    every = max(WINDOW, (made.shape[1] - context) // 16)
+    found = curves(made[:, context:], real, eyes, window=WINDOW, every=every, progress=progress)
+    for name in ("video-FD", "frame-FD", "blow-up"):
+        scores[f"{name} first window"] = float(found[name].value[0])
+        scores[f"{name} last window"] = float(found[name].value[-1])
+        scores[f"{name} real"] = found[name].floor
+    return scores, found
+
+
+def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[str, dict[str, Curve]] | None = None) -> None:
+    """A panel a score: value and interval over the frames of a roll-out, the real clips' floor in grey; `trained` frames are dotted."""
+    from ..report import COLOURS, figure
+
+    lines = names or {"": found}
+    with figure(file, width=12, height=6) as fig:
+        axes = fig.subplots(2, 4).flat
+        for ax, name in zip(axes, found, strict=False):
+            for colour, (who, one) in zip(COLOURS, lines.items(), strict=False):
+                curve = one[name]
+                ax.plot(curve.start, curve.value, color=colour, marker=".", label=who)
+                ax.fill_between(curve.start, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
+            curve = found[name]
+            ax.axhspan(curve.floor_low, curve.floor_high, color="0.85", zorder=0)
+            ax.axhline(curve.floor, color="0.5", lw=0.8)
+            if trained > 0:
+                ax.axvline(trained, color="0.3", ls=":", lw=0.8)
+            ax.set_title(name)
+            ax.set_xlabel("frame")
+        for ax in list(axes):
+            ax.set_visible(False)
+        if len(lines) > 1:
+            fig.axes[0].legend()
+        fig.tight_layout()
+
+
+def _eyes() -> Perception | None:
+    """LPIPS' network, or None (said once) where its weights cannot be had."""
+    from ..perception import perception
+
+    try:
+        return perception()
+    except RuntimeError as error:
+        warnings.warn(f"without LPIPS and distances between clips: {error}", stacklevel=2)
+        return None
+
+
+def _psnr(a: Frames, b: Frames) -> float:
+    return float(np.mean(psnr(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:]))))
+
+
+def _lpips(eyes: Perception, a: Frames, b: Frames) -> float:
+    return float(eyes.distance(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:])).mean())
+
+
+def _std(clips: Frames) -> float:
+    """Of the pixels within a frame, on average: a grey frame has none."""
+    return float(clips.reshape(-1, clips.shape[2] * clips.shape[3], 3).std(1).mean())
+
+
+def _motion(clips: Frames) -> float:
+    return float(np.abs(np.diff(clips.astype(np.int16), axis=1)).mean())
