@@ -161,8 +161,7 @@ class Block(nn.Module):
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
         _, _, gate, shift, scale, gate_mlp = self._modulations(level)
         t = x.shape[1]
-        keys = [past[0][:, i : i + t] + self.ago[i] for i in range(self.window - 1)]
-        keys = torch.cat([*keys, key + self.ago[-1]], dim=2)
+        keys = torch.cat([*(past[0][:, i : i + t] + self.ago[i] for i in range(self.window - 1)), key + self.ago[-1]], dim=2)
         values = torch.cat([*(past[1][:, i : i + t] for i in range(self.window - 1)), value], dim=2)
         q, keys, values = (rearrange(part, "b t n (a e) -> (b t) a n e", a=self.heads) for part in (query, keys, values))
         attended = rearrange(F.scaled_dot_product_attention(q, keys, values), "(b t) a n e -> b t n (a e)", t=t)

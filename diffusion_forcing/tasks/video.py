@@ -152,7 +152,7 @@ class Video:
         t = len(actions) // self.stack
         if not self.told:
             return torch.zeros(t, 0)
-        return torch.from_numpy(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
+        return torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
 
     def codec(self, clips: ClipSet) -> nn.Module:
         """Frames to tokens, fitted to some of the clips."""
@@ -324,7 +324,7 @@ def _data(task: Video, progress: Progress) -> TaskData:
 
 def _floats(frames: Any) -> Tensor:
     """Bytes to numbers from 0 to 1."""
-    return torch.from_numpy(np.ascontiguousarray(frames)).float() / 255
+    return torch.tensor(np.ascontiguousarray(frames)).float() / 255
 
 
 def _bytes(frames: Tensor) -> Frames:
