@@ -90,15 +90,15 @@ class Forecaster:
         self, horizon: int, *, minutes: float = 2.0, seed: int = 0, windows: int = 0, context: int | None = None,
         season: tuple[int, ...] = (), kind: Literal["auto", "lags", "steps"] = "auto",
         transform: Literal["auto", "none", "sqrt", "log"] = "auto", backbone: Literal["gru", "transformer"] = "gru", hidden: int = 64,
-        layers: int | None = None, factors: int = 4, draw: str = "independent+staircase", sampling: Sampling | None = None,
+        layers: int | None = None, together: bool = True, draw: str = "independent+staircase", sampling: Sampling | None = None,
         threads: int | None = None,
     ) -> None:  # fmt: skip
         """horizon: steps to forecast. minutes: of training at most; it stops early once validation no longer improves.
 
         windows: rolling windows at the end of the data that are kept out of training, for `backtest`. season, kind, transform, context:
         see `tasks.Forecasting`. backbone: gru (causal, as in the paper), or a transformer that sees everything, which can also fill gaps.
-        draw: how training draws levels; "shared" and "teacher_forced" are the paper's baselines. factors: of all series, drawn before
-        these; 0 leaves it to their noise to go together.
+        draw: how training draws levels; "shared" and "teacher_forced" are the paper's baselines. together: whether each series is told how
+        the others did lately.
         """
         if horizon < 1:
             raise ValueError(f"a horizon counts steps from 1; got {horizon}")
@@ -106,7 +106,7 @@ class Forecaster:
             raise ValueError(f"backbone is gru or transformer; got {backbone!r}")
         self.task = Forecasting(
             source="", horizon=horizon, windows=windows, context=context, season=season, expect=kind, transform=transform,
-            factors=factors, sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
+            together=together, sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
         )  # fmt: skip
         self.network = (
             RNNConfig(hidden=hidden, layers=layers or 1, blocks=1)

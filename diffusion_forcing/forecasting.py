@@ -1,8 +1,7 @@
 """Probabilistic forecasts of many series: a trained model with all it needs to read values and to speak in values.
 
-Each series is a sequence of its own to one shared network, and so are the factors that series share: futures of these are drawn first,
-then those of each series in their company. What else moves together does by its noise: a sampled future is a deterministic function of
-its noise, so noise that goes together as that of past windows did (see `SeriesModel.listen`) gives futures that do.
+Each series is a sequence of its own to one shared network. That they move together is in the noise: a sampled future is a deterministic
+function of its noise, so noise that goes together as that of past windows did (see `SeriesModel.listen`) gives futures that do.
 What each value is told by is its level: 0 known, K missing, in between doubtful.
 """
 
@@ -27,14 +26,13 @@ from .data.forecasting import Array, Covariates, Normal, timely, told
 from .guidance import guide
 from .likelihood import elbo
 from .matrix import by_name, full_sequence, pin
-from .model import DiffusionForcing, repeat_state
+from .model import DiffusionForcing
 from .pretrained import write_atomically
 from .sampling import sample
 from .step import turn
 
 Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), differentiable
 Clock = NDArray[np.int64]
-Shared = tuple[NDArray[np.float32], NDArray[np.float32]]  # factors (t, f), and whether they are known (t,)
 ROWS = 20_000  # sequences sampled at a time, to bound memory
 FORMAT = 1
 FEW = 8  # past steps below which their noise says nothing of how series go together
@@ -102,46 +100,23 @@ class SeriesModel:
         levels = np.where(np.isnan(tokens), top, levels)
         return torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))[..., None], torch.from_numpy(levels).long()
 
-    def _told(
-        self, values: Array, clock: Clock, known: Array, first: int, last: int, shared: Shared, company: Tensor | None = None
-    ) -> Tensor:
+    def _told(self, values: Array, clock: Clock, known: Array, first: int, last: int, origin: int, company: Any = None) -> Tensor:
         """Conditions (d, last-first, c) of steps first..last-1, of which those beyond the values lie in the future.
 
-        shared: the factors as far as they are known. company: n futures (n, last-first, f) of theirs instead; then returns
-        (d * n, last-first, c).
+        origin: the step from which on nothing is known of the other series. company: how they did until then, where `values` are not all.
         """
-        own, cov = len(self.normal.mean), self.covariates
-        about = torch.from_numpy(cov.about[:own].astype(np.float32))
-        factors, seen = _cut(shared, first, last)
-        factors, seen = factors[None], seen[None]
-        if company is not None:
-            factors, seen = company, torch.ones(company.shape[:2])
-        loadings = torch.from_numpy(cov.loadings.astype(np.float32))
-        beside = cov.company(factors[None], seen[None].expand(own, -1, -1), loadings[:, None]) if cov.factors else None
-        return self._conditions(values, clock, known, first, last, slice(0, own), about, beside)
-
-    def _told_factors(self, values: Array, clock: Clock, known: Array, first: int, last: int, shared: Shared) -> Tensor:
-        """Conditions (f, last-first, c) of the factors, which know one another."""
-        cov, own = self.covariates, len(self.normal.mean)
-        factors, seen = _cut(shared, first, last)
-        beside = cov.company(factors[None, None], seen.expand(cov.factors, 1, -1), torch.zeros(cov.factors, 1, cov.factors))
-        about = torch.from_numpy(cov.about[own:].astype(np.float32))
-        return self._conditions(values, clock, known, first, last, slice(own, None), about, beside)
-
-    def _conditions(
-        self, values: Array, clock: Clock, known: Array, first: int, last: int, rows: slice, about: Tensor, beside: Tensor | None
-    ) -> Tensor:
-        """Conditions of series or factors described by `about` (r, s), in the company `beside` (r, n, t, f + 2): (r * n, t, c)."""
         standard = self.normal.filled(self.normal.standard(values))
         ahead = max(0, last - len(values))
         padded = np.concatenate([standard, np.zeros((ahead, standard.shape[1]))])  # never read: no lag is shorter than the horizon
+        company = self.covariates.company(self.normal.tokens(values, clock)) if company is None else company
+        others = np.zeros((last - first, company.shape[1]), dtype=np.float32)
+        others[: origin - first] = company[first:origin]
         clock = _extend(clock, ahead)
-        lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, clock, first, last)[:, rows]).transpose(0, 1)
-        time = timely(self.covariates, clock, known)[first:last].expand(len(about), -1, -1)
-        n = 1 if beside is None else beside.shape[1]
-        company = torch.zeros(len(about), last - first, 0) if beside is None else beside.flatten(0, 1)
-        time, about, lagged = (part.repeat_interleave(n, dim=0) for part in (time, about, lagged))
-        return told(time, about, lagged, company)
+        lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, clock, first, last)).transpose(0, 1)
+        time = timely(self.covariates, clock, known)[first:last]
+        about = torch.from_numpy(self.covariates.about.astype(np.float32))
+        d = len(about)
+        return told(time[None].expand(d, -1, -1), about, lagged, torch.from_numpy(others)[None].expand(d, -1, -1))
 
     @torch.no_grad()
     def draw(
@@ -168,8 +143,7 @@ class SeriesModel:
         longest = int(gap.max(initial=0))
         steps = _extend(clock[: len(clock) - longest], horizon + longest)[len(clock) - longest :]
         noise = self._noise(sampling.samples, steps, generator)
-        shared = self.covariates.shared(self.normal.tokens(values, clock))
-        company = self._company(values, clock, known, horizon, sampling, shared, reward, generator)
+        company = self.covariates.company(self.normal.tokens(values, clock))
         out = np.empty((sampling.samples, horizon, values.shape[1]))
         size = max(1, ROWS // values.shape[1])
         done = 0
@@ -187,8 +161,7 @@ class SeriesModel:
                     sampling,
                     doubt,
                     reward,
-                    shared,
-                    None if company is None else company[rows : rows + size],
+                    company,
                     int(length),
                 )
                 out[rows : rows + size, :, which] = futures[:, length:]
@@ -199,23 +172,23 @@ class SeriesModel:
 
     def _futures(
         self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None,
-        shared: Shared, company: Tensor | None, gap: int,
+        company: Any, gap: int,
     ) -> Array:  # fmt: skip
-        """Futures (n, h, d) that the noise (n, h, d) becomes, in the company of factors (n, h - gap, f).
-
-        The first `gap` steps are before the forecast: no reward speaks of them.
-        """
+        """Futures (n, h, d) that the noise (n, h, d) becomes. The first `gap` steps are before the forecast: no reward speaks of them."""
         n, horizon, d = noise.shape
         noise = noise * self.warmth[torch.arange(horizon).clamp(max=len(self.warmth) - 1)][:, None]
         t = len(values)
         first = max(self.normal.warm, t - self.context)
         tokens, levels = self._seen(values, clock, level, first, t)
-        state = self._absorbed(tokens, levels, self._told(values, clock, known, first, t, shared))
-        if company is not None:  # each future in its own
-            state = repeat_state(state, n)
-            company = torch.cat([torch.from_numpy(shared[0][t : t + gap]).expand(n, -1, -1), company], dim=1)
-        cond = self._told(values, clock, known, t, t + horizon, shared, company)
-        denoise: Any = self.model.denoiser(cond, state)
+        cond = self._told(values, clock, known, first, t + horizon, t, company)
+        state = None
+        if tokens.shape[1]:
+            # What is not believed is noised to its level: at K it is noise alone.
+            drawn = torch.randn(tokens.shape, generator=Generator().manual_seed(0))
+            gone = (levels == self.model.schedule.levels)[..., None]
+            noised = torch.where(gone, drawn, self.model.schedule.add_noise(tokens, levels, drawn))
+            state = self.model.absorb(noised, cond[:, : t - first], level=levels)
+        denoise: Any = self.model.denoiser(cond[:, t - first :], state)
         later = _extend(clock, horizon)[t:]
         if reward is not None:
             judge = reward
@@ -231,43 +204,6 @@ class SeriesModel:
         x = noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
         x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon), path="angle")
         return self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later).numpy()
-
-    def _absorbed(self, tokens: Tensor, levels: Tensor, cond: Tensor) -> Any:
-        """The state after tokens of the past. What is not believed is noised to its level: at K it is noise alone."""
-        if not tokens.shape[1]:
-            return None
-        drawn = torch.randn(tokens.shape, generator=Generator().manual_seed(0))
-        gone = (levels == self.model.schedule.levels)[..., None]
-        noised = torch.where(gone, drawn, self.model.schedule.add_noise(tokens, levels, drawn))
-        return self.model.absorb(noised, cond, level=levels)
-
-    def _company(
-        self, values: Array, clock: Clock, known: Array, horizon: int, sampling: Sampling, shared: Shared, reward: Reward | None,
-        generator: Generator | None,
-    ) -> Tensor | None:  # fmt: skip
-        """Futures (n, h, f) of the factors. None where there are none, or not all series to tell them by."""
-        f, n, t = self.covariates.factors, sampling.samples, len(values)
-        if not f or not len(self.covariates.mixing):
-            return None
-        first = max(self.normal.warm, t - self.context)
-        factors, seen = _cut(shared, first, t)
-        levels = torch.where(seen > 0, 0, self.model.schedule.levels).expand(f, -1)
-        tokens = factors.T[..., None]
-        cond = self._told_factors(values, clock, known, first, t + horizon, shared)
-        state = self._absorbed(tokens, levels, cond[:, : t - first])
-        denoise: Any = self.model.denoiser(cond[:, t - first :], state)
-        if reward is not None:  # by what the series are expected to do in the company of such factors
-            loadings = torch.from_numpy(self.covariates.loadings).double()
-            judge, later = reward, _extend(clock, horizon)[t:]
-
-            def of_factors(x: Tensor) -> Tensor:
-                futures = x.view(f, n, horizon).permute(1, 2, 0).double() @ loadings.T
-                return (judge(self.normal.decode(futures, values, later)).float() / f).repeat(f)
-
-            denoise = guide(denoise, self.model.schedule, of_factors, sampling.scale)
-        x = torch.randn(f * n, horizon, 1, generator=generator)
-        x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon), path="angle")
-        return x.view(f, n, horizon).permute(1, 2, 0)
 
     @torch.no_grad()
     def fill(
@@ -296,8 +232,7 @@ class SeriesModel:
             begin, end = max(self.normal.warm, first - self.context), min(len(values), last + self.context)
             now = out.mean(0)
             tokens, levels = (part[series : series + 1] for part in self._seen(now, clock, None, begin, end))
-            shared = self.covariates.shared(self.normal.tokens(now, clock))
-            cond = self._told(now, clock, known, begin, end, shared)[series : series + 1]
+            cond = self._told(now, clock, known, begin, end, first)[series : series + 1]
             absent = levels[0] > 0
             matrix = full_sequence(end - begin, self.model.schedule.ladder(sampling.steps))
             matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())
@@ -321,13 +256,12 @@ class SeriesModel:
         out = np.full(values.shape, np.nan)
         schedule = self.model.schedule
         length = self.context + self.horizon
-        factors, there = self.covariates.shared(self.normal.tokens(values, clock))
         for end in range(len(values), self.normal.warm, -self.horizon):
             begin = max(self.normal.warm, end - length)
             tokens, levels = self._seen(values, clock, None, begin, end)
             fresh = max(begin, end - self.horizon)
             bound = elbo(
-                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end, (factors[:fresh], there[:fresh])),
+                self.model, schedule, tokens, levels, self._told(values, clock, known, begin, end, fresh),
                 ladder=schedule.ladder(steps), draws=draws, generator=Generator().manual_seed(seed),
             )  # fmt: skip
             judged = torch.where(levels < schedule.levels, -bound, torch.nan)
@@ -365,8 +299,7 @@ class SeriesModel:
         first = max(self.normal.warm, origin - self.context)
         last = origin + self.horizon
         seen, levels = self._seen(values[:last], clock[:last], None, first, last)
-        shared = self.covariates.shared(self.normal.tokens(values[:last], clock[:last]))
-        cond = self._told(values[:last], clock[:last], known, first, last, shared)
+        cond = self._told(values[:last], clock[:last], known, first, last, origin)
         ladder = schedule.ladder(steps)
         generator = Generator().manual_seed(origin)
         ahead = torch.zeros(last - first, dtype=torch.bool)
@@ -426,9 +359,9 @@ class SeriesModel:
     def _only(self, which: NDArray[np.int64]) -> SeriesModel:
         """The same for some of the series."""
         own = {name: getattr(self.normal, name)[which] for name in ("offset", "mean", "std", "spread", "low")}
-        echoes = self.echoes[:, torch.from_numpy(which)]
+        about = dataclasses.replace(self.covariates, about=self.covariates.about[which])
         return dataclasses.replace(
-            self, normal=dataclasses.replace(self.normal, **own), covariates=self.covariates.only(which), echoes=echoes
+            self, normal=dataclasses.replace(self.normal, **own), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)]
         )
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
@@ -475,13 +408,6 @@ def limited(series: SeriesModel, which: int, single: bool) -> SeriesModel:
 def _extend(clock: Clock, steps: int) -> Clock:
     """The clock (t,) and its next steps."""
     return np.concatenate([clock, clock[-1] + 1 + np.arange(steps)])
-
-
-def _cut(shared: Shared, first: int, last: int) -> tuple[Tensor, Tensor]:
-    """Factors (last-first, f) of the steps first..last-1 and whether they are known: not beyond the end."""
-    factors, there = (part[first:last] for part in shared)
-    beyond = last - first - len(factors)
-    return torch.from_numpy(np.pad(factors, ((0, beyond), (0, 0)))), torch.from_numpy(np.pad(there, (0, beyond)))
 
 
 def _rows(known: Array | None, rows: int) -> Array:

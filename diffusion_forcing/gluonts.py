@@ -45,7 +45,7 @@ class DiffusionForcingEstimator(Estimator):
             raise ValueError(f"target_dim counts the series of an entry from 1; got {target_dim}")
         self.freq, self.prediction_length, self.target_dim = freq, prediction_length, target_dim
         self.num_samples, self.quiet = num_samples, quiet
-        self._options: dict[str, Any] = {"minutes": minutes, "seed": seed, "context": context_length, **options}
+        self._options: dict[str, Any] = {"minutes": minutes, "seed": seed, "context": context_length, "together": target_dim > 1, **options}
 
     def train(self, training_data: Dataset, validation_data: Dataset | None = None) -> DiffusionForcingPredictor:
         """Train on the entries. Validation windows are taken from the end of the training range, so validation_data are not needed."""

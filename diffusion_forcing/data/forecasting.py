@@ -278,23 +278,14 @@ def _misses(normal: Normal, values: Array, clock: NDArray[np.int64]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Covariates:
-    """What a network is told beside the tokens: the calendar, which series it is, its lagged values, what is known in advance, and its
-    company: the factors that all series share.
-
-    A factor is a weighted mean of all series' departures, of variance 1, and a sequence of its own to the network. Futures are drawn in
-    two stages, first the factors, then each series in the company of these: so what series have in common lasts as long as it does.
-    """
+    """What a network is told beside the tokens: the calendar, which series it is, its lagged values, what is known in advance, and how
+    the others are doing."""
 
     periods: tuple[float, ...]
-    about: Array  # (d + f, s), each series and factor described by numbers: loadings, size and spread; which factor it is
-    mixing: Array  # (d, f), by which departures of all series become factors; (0, f) for a model of some of them
-    loadings: Array  # (d, f), by which factors become the departure to be expected of a series
+    together: bool  # whether series are told of the others' mean departure, up to the start of the forecast
+    about: Array  # (d, s), each series described by numbers: its share in the leading components, its size and spread
     known_mean: Array  # (c,)
     known_std: Array  # (c,)
-
-    @property
-    def factors(self) -> int:
-        return self.loadings.shape[1]
 
     def calendar(self, clock: NDArray[np.int64]) -> Array:
         """Waves (t, w) of each period and its first overtones."""
@@ -308,98 +299,64 @@ class Covariates:
         return np.stack(waves, axis=-1) if waves else np.zeros((len(clock), 0))
 
     def width(self, normal: Normal) -> int:
-        company = self.factors + 2 if self.factors else 0
-        waves = self.calendar(np.zeros(1, dtype=np.int64)).shape[1]
-        return waves + self.about.shape[1] + self.lag_width(normal) + len(self.known_mean) + company
+        return (
+            self.calendar(np.zeros(1, dtype=np.int64)).shape[1]
+            + self.about.shape[1]
+            + self.lag_width(normal)
+            + len(self.known_mean)
+            + 2 * self.together
+        )
 
     def lag_width(self, normal: Normal) -> int:
         return len(normal.lags) + 1 if normal.kind == "lags" else 0
 
     def lagged(self, normal: Normal, standard: Array, clock: NDArray[np.int64], first: int, last: int) -> NDArray[np.float32]:
-        """Numbers (last-first, d + f, lags + 1) of steps first..last-1: what the token would be if each lagged value came again, and what
-        is expected. Nothing where tokens are steps. Factors only if all series are there.
+        """Numbers (last-first, d, lags + 1) of steps first..last-1: what is expected, and what the token would be if each lagged value
+        came again. Nothing where tokens are steps.
         """
-        d = standard.shape[1]
         if normal.kind == "steps":
-            return np.zeros((last - first, d + (self.factors if len(self.mixing) else 0), 0), dtype=np.float32)
+            return np.zeros((last - first, standard.shape[1], 0), dtype=np.float32)
         past = normal.lagged(standard, first, last)
         expected = past @ normal.weights
         again = np.clip((past - expected[..., None]) / normal.size(clock[first:last])[..., None], -FURTHEST, FURTHEST)
-        out = np.concatenate([again, expected[..., None]], axis=-1)
-        if len(self.mixing) and self.factors:
-            mixed = np.einsum("tdl,df->tfl", out, self.mixing)
-            mixed[..., -1] /= np.maximum(np.abs(self.mixing).sum(0), 1e-9)  # a level, not a departure: a mean of levels
-            out = np.concatenate([out, mixed], axis=1)
-        return out.astype(np.float32)
+        return np.concatenate([again, expected[..., None]], axis=-1).astype(np.float32)
 
-    def shared(self, tokens: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Factors (t, f) by tokens (t, d) of all series, and (t,) whether they are known: 1 where most series are there, else 0."""
+    def company(self, tokens: Array) -> NDArray[np.float32]:
+        """The mean departure of all series and a mark that it is known, (t, 2), by tokens (t, d); (t, 0) if series are not told."""
+        if not self.together:
+            return np.zeros((len(tokens), 0), dtype=np.float32)
         there = ~np.isnan(tokens)
-        if not len(self.mixing) or not self.factors:
-            return np.zeros((len(tokens), self.factors), dtype=np.float32), np.zeros(len(tokens), dtype=np.float32)
-        mixed = np.clip(np.where(there, tokens, 0.0) @ self.mixing, -FURTHEST, FURTHEST)
-        known = (there.mean(1) > 0.5).astype(np.float32)
-        return mixed.astype(np.float32) * known[:, None], known
-
-    def company(self, factors: Tensor, known: Tensor, loadings: Tensor) -> Tensor:
-        """What series are told of the factors (..., t, f): these, the departure to be expected by loadings (..., f), whether known.
-
-        known: (..., t). Returns (..., t, f + 2); without factors (..., t, 0).
-        """
-        if not self.factors:
-            return factors
-        guess = (factors * loadings[..., None, :]).sum(-1, keepdim=True)
-        mark = known[..., None]
-        return torch.cat([factors * mark, guess * mark, mark.expand_as(guess)], dim=-1)
+        mean = np.where(there, tokens, 0.0).sum(1) / np.maximum(there.sum(1), 1)
+        return np.stack([mean, there.any(1)], axis=1).astype(np.float32)
 
     @classmethod
     def fit(
-        cls, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, periods: tuple[float, ...], *, factors: int = 4
+        cls, values: Array, known: Array, normal: Normal, periods: tuple[float, ...], *, together: bool = True, components: int = 4
     ) -> Covariates:
+        standard = normal.filled(normal.standard(values))
         d = values.shape[1]
-        factors = min(factors, d - 1)
-        about, mixing, loadings = np.zeros((d, 0)), np.zeros((d, 0)), np.zeros((d, 0))
+        about = np.zeros((d, 0))
         if d > 1:
+            shares = np.linalg.svd(standard - standard.mean(0), full_matrices=False)[2][: min(components, d - 1)].T * np.sqrt(d)
             size = np.stack([np.log1p(_mean_size(values)), np.log(normal.spread)], axis=-1)
-            about = np.clip((size - size.mean(0)) / np.maximum(size.std(0), 1e-6), -4, 4)
-        if factors:
-            tokens = np.nan_to_num(normal.tokens(values, clock)[normal.warm :])
-            _, sizes, directions = np.linalg.svd(tokens, full_matrices=False)
-            directions = directions[:factors] * np.sign(directions[:factors].sum(1, keepdims=True) + 1e-12)
-            root = np.maximum(sizes[:factors, None] / np.sqrt(len(tokens)), 1e-6)  # of a factor's variance, before it is made 1
-            mixing, loadings = (directions / root).T, (directions * root).T
-            factors = mixing.shape[1]
-            which = np.concatenate([np.zeros((d, factors)), np.eye(factors)])
-            own = np.concatenate([np.concatenate([loadings, about], axis=1), np.zeros((factors, factors + about.shape[1]))])
-            about = np.concatenate([own, which], axis=1)
+            size = (size - size.mean(0)) / np.maximum(size.std(0), 1e-6)
+            about = np.clip(np.concatenate([shares * np.sign(shares.sum(0) + 1e-12), size], axis=-1), -4, 4)
         std = known.std(0) if known.size else np.zeros(known.shape[1])
-        mean = known.mean(0) if known.size else std
-        return cls(periods, about, mixing, loadings, mean, np.where(std > 0, std, 1.0))
-
-    def only(self, which: NDArray[np.int64]) -> Covariates:
-        """For some of the series, which do not tell what the factors are."""
-        return replace(self, about=self.about[which], mixing=self.mixing[:0], loadings=self.loadings[which])
+        return cls(periods, together and d > 1, about, known.mean(0) if known.size else std, np.where(std > 0, std, 1.0))
 
     def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        for name in ("about", "mixing", "loadings", "known_mean", "known_std"):
+        for name in ("about", "known_mean", "known_std"):
             tensors[f"covariates.{name}"] = torch.from_numpy(getattr(self, name).copy())
-        return {"periods": list(self.periods)}
+        return {"periods": list(self.periods), "together": self.together}
 
     @classmethod
     def load(cls, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Covariates:
         arrays = {name.removeprefix("covariates."): value.numpy() for name, value in tensors.items() if name.startswith("covariates.")}
-        return cls(tuple(rest["periods"]), **arrays)
-
-
-FACTOR_SHARE = 0.3  # of the windows are of factors, where there are some
-ALONE = 0.2  # of the windows of series do not know the factors of their future; half of these know none at all
+        return cls(tuple(rest["periods"]), rest["together"], **arrays)
 
 
 class SeriesWindows:
-    """Windows of single series and of factors: context and horizon, one token a value. A missing value is a masked token (at level K).
-
-    A window is (which, start, how much of its company it knows: 2 all, 1 that of its context, 0 nothing).
-    """
+    """Windows of single series: context and horizon, one token a value. A missing value is a masked token (at level K, that is)."""
 
     def __init__(
         self, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, covariates: Covariates, context: int,
@@ -415,19 +372,14 @@ class SeriesWindows:
             )
         self.length, self.context = length, context
         self.first, self.last = first, last
-        self.series, self.factors = values.shape[1], covariates.factors
-        self._covariates = covariates
         tokens = normal.tokens(values, clock)
-        shared, there = covariates.shared(tokens)
-        self._shared, self._there = torch.from_numpy(shared), torch.from_numpy(there)
-        mask = np.concatenate([~np.isnan(tokens), np.repeat(there[:, None] > 0, self.factors, axis=1)], axis=1)
-        self._mask = torch.from_numpy(mask)
-        self._tokens = torch.from_numpy(np.concatenate([np.nan_to_num(tokens).astype(np.float32), shared], axis=1))
+        self._mask = torch.from_numpy(~np.isnan(tokens))
+        self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
         standard = normal.filled(normal.standard(values))
         self._lagged = torch.from_numpy(covariates.lagged(normal, standard, clock, normal.warm, len(values)))
+        self._company = torch.from_numpy(covariates.company(tokens))
         self._warm = normal.warm
         self._time, self._about = timely(covariates, clock, known), torch.from_numpy(covariates.about.astype(np.float32))
-        self._loadings = torch.from_numpy(np.concatenate([covariates.loadings, np.zeros((self.factors, self.factors))]).astype(np.float32))
 
     @property
     def event(self) -> tuple[int, ...]:
@@ -435,38 +387,26 @@ class SeriesWindows:
 
     @property
     def cond_width(self) -> int:
-        return self._time.shape[1] + self._about.shape[1] + self._lagged.shape[2] + (self.factors + 2 if self.factors else 0)
+        return self._time.shape[1] + self._about.shape[1] + self._lagged.shape[2] + self._company.shape[1]
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        which = torch.randint(0, self.series, (size,), generator=generator)
+        which = torch.randint(0, self._tokens.shape[1], (size,), generator=generator)
         start = torch.randint(self.first, self.last - self.length + 1, (size,), generator=generator)
-        chance = torch.rand(size, 2, generator=generator)
-        if self.factors:
-            which = torch.where(chance[:, 0] < FACTOR_SHARE, self.series + which % self.factors, which)
-        knows = (chance[:, 1] >= ALONE / 2).long() + (chance[:, 1] >= ALONE)
-        return torch.stack([which, start, torch.where(which < self.series, knows, 1)], dim=1)
+        return torch.stack([which, start], dim=1)
 
     def length_of(self, windows: Tensor) -> int:
         return self.length
 
     def all(self) -> Tensor:
-        """Windows for validation: every series in company, every factor as often as in training, at starts half a window apart."""
+        """Windows for validation: every series, at starts half a window apart."""
         starts = torch.arange(self.first, self.last - self.length + 1, max(1, self.length // 2))
-        ones = torch.cartesian_prod(torch.arange(self.series), starts, torch.tensor([2]))
-        if not self.factors:
-            return ones
-        times = max(1, round(FACTOR_SHARE / (1 - FACTOR_SHARE) * self.series / self.factors))
-        factors = torch.arange(self.series, self.series + self.factors).repeat(times)
-        return torch.cat([ones, torch.cartesian_prod(factors, starts, torch.tensor([1]))])
+        return torch.cartesian_prod(torch.arange(self._tokens.shape[1]), starts)
 
     def read(self, windows: Tensor) -> Batch:
-        which, start, knows = windows.unbind(1)
+        which, start = windows.unbind(1)
         steps = start[:, None] + torch.arange(self.length)
         series = which[:, None].expand_as(steps)
-        known = self._there[steps] * (
-            torch.arange(self.length) < self.context * (knows == 1)[:, None] + self.length * (knows == 2)[:, None]
-        )
-        company = self._covariates.company(self._shared[steps], known, self._loadings[which])
+        company = self._company[steps] * (torch.arange(self.length) < self.context)[:, None]
         cond = told(self._time[steps], self._about[which], self._lagged[steps - self._warm, series], company)
         return Batch(self._tokens[steps, series][..., None], cond, self._mask[steps, series])
 
@@ -478,5 +418,5 @@ def timely(covariates: Covariates, clock: NDArray[np.int64], known: Array) -> Te
 
 
 def told(time: Tensor, about: Tensor, lagged: Tensor, company: Tensor) -> Tensor:
-    """Conditions (b, t, c) of b windows: time (b, t, w), about (b, s), lagged (b, t, l), company (b, t, 0 or f + 2)."""
+    """Conditions (b, t, c) of b windows: time (b, t, w), about (b, s), lagged (b, t, l), company (b, t, 0 or 2)."""
     return torch.cat([time, about[:, None].expand(-1, time.shape[1], -1), lagged, company], dim=-1)

@@ -55,8 +55,8 @@ class Forecasting:
     """What values are expected to be: by their lags, or as the value before. auto: whichever forecasts better."""
     transform: Literal["auto", "none", "sqrt", "log"] = "auto"
     """Of values, so that departures are alike at all sizes. auto: the likeliest."""
-    factors: int = 4
-    """Of all series: drawn first, then each series in their company; 0: they go together by their noise only."""
+    together: bool = True
+    """Whether each series is told how the others did lately, on average."""
     sampling: Sampling = field(default_factory=Sampling)
     """How forecasts are drawn."""
 
@@ -232,9 +232,7 @@ def _setting(task: Forecasting) -> Setting:
     transform: Any = None if task.transform == "auto" else task.transform
     fitted = slice(0, end - held)
     normal = fit_normal(panel.values[fitted], clock[fitted], horizon, seasons, kind=kind, transform=transform)
-    covariates = Covariates.fit(
-        panel.values[fitted], clock[fitted], panel.known[fitted], normal, waves_of(seen, seasons), factors=task.factors
-    )
+    covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(seen, seasons), together=task.together)
     context = task.context or max(horizon, 2 * seasons[0])
     context = max(1, min(context, end - held - normal.warm - horizon - 1, held))
     return Setting(panel, clock, seasons, horizon, context, windows, held, end, normal, covariates)
