@@ -196,6 +196,8 @@ class TrainConfig:
     """Steps between validations."""
     patience: int | None = None
     """Stop when the validation loss has not improved for so many validations."""
+    judge: Literal["loss", "score"] = "loss"
+    """What is to improve: the validation loss, or a score of the task's own, less being better (CRPS_sum of forecasts)."""
     checkpoint_every: float = 60.0
     """Seconds between checkpoints."""
     log_every: int = 20
@@ -228,7 +230,7 @@ class TrainConfig:
         for name in ("warmup", "weight_decay", "final_lr", "checkpoint_every"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
-        for name in ("optimizer", "precision", "parallel"):
+        for name in ("optimizer", "precision", "parallel", "judge"):
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
         if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1 or not 0 <= self.given <= 1:
             raise ValueError(f"ema lies in [0, 1), cond_drop and given in [0, 1]; got {self.ema}, {self.cond_drop}, {self.given}")

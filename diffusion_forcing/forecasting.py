@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor
 
-from .data.forecasting import Array, Covariates, Normal, timely, told
+from .data.forecasting import Array, Covariates, Normal, timely, told, told_jointly
 from .guidance import guide
 from .likelihood import elbo
 from .matrix import by_name, full_sequence, pin
@@ -50,6 +50,8 @@ class Sampling:
     """Schedule matrix. Step after step is exact for a causal network."""
     slope: float = 4.0
     """Of the pyramid: rows from one token's start to the next one's."""
+    eta: float = 0.0
+    """Fresh noise at each denoising step: 0 none, 1 ancestral."""
     scale: float = 10.0
     """Strength of guidance by a reward, where there is one. In units of the reward: try ten times more or less."""
 
@@ -79,12 +81,15 @@ class SeriesModel:
     """(m,), the phase of the season at each of these steps."""
     warmth: Tensor
     """(h,), standard deviation of the noise of each step ahead: 1 for a network that is as sure as it should be."""
+    joint: bool = False
+    """Whether a token holds all series at once, as in the paper, instead of one value of one."""
 
     @classmethod
-    def bare(cls, model: DiffusionForcing, normal: Normal, covariates: Covariates, context: int) -> SeriesModel:
+    def bare(cls, model: DiffusionForcing, normal: Normal, covariates: Covariates, context: int, joint: bool = False) -> SeriesModel:
         """Before it has listened: series on their own."""
         d = len(normal.mean)
-        return cls(model, normal, covariates, context, torch.zeros(0, d), torch.zeros(0, dtype=torch.long), torch.ones(normal.horizon))
+        nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.long), torch.ones(normal.horizon)
+        return cls(model, normal, covariates, context, *nothing, joint)
 
     @property
     def horizon(self) -> int:
@@ -98,6 +103,10 @@ class SeriesModel:
         if level is not None and self.normal.kind == "steps":  # a step is as doubtful as either of its ends
             levels = np.maximum(levels, level[first - 1 : last - 1].T)
         levels = np.where(np.isnan(tokens), top, levels)
+        if self.joint:  # one token a step, as doubtful as its values are on average; gone where most of them are
+            gone = (levels == top).mean(0) > 0.5
+            together = np.where(gone, top, np.where(levels == top, 0, levels).mean(0))[None]
+            return torch.from_numpy(np.nan_to_num(tokens.T).astype(np.float32))[None], torch.from_numpy(together).round().long()
         return torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))[..., None], torch.from_numpy(levels).long()
 
     def _told(self, values: Array, clock: Clock, known: Array, first: int, last: int, origin: int, company: Any = None) -> Tensor:
@@ -114,6 +123,8 @@ class SeriesModel:
         clock = _extend(clock, ahead)
         lagged = torch.from_numpy(self.covariates.lagged(self.normal, padded, clock, first, last)).transpose(0, 1)
         time = timely(self.covariates, clock, known)[first:last]
+        if self.joint:
+            return told_jointly(time, lagged.transpose(0, 1))[None]
         about = torch.from_numpy(self.covariates.about.astype(np.float32))
         d = len(about)
         return told(time[None].expand(d, -1, -1), about, lagged, torch.from_numpy(others)[None].expand(d, -1, -1))
@@ -139,7 +150,7 @@ class SeriesModel:
         gap = _trailing(values) if self.normal.kind == "steps" else np.zeros(values.shape[1], dtype=np.int64)
         if reward is not None and len(set(gap.tolist())) > 1:
             raise ValueError("guidance speaks of all series at once, but they end at different times; fill or cut the last values first")
-        gap = np.minimum(gap, self.horizon * 4)
+        gap = np.minimum(gap.max(initial=0) if self.joint else gap, self.horizon * 4) + np.zeros(values.shape[1], dtype=np.int64)
         longest = int(gap.max(initial=0))
         steps = _extend(clock[: len(clock) - longest], horizon + longest)[len(clock) - longest :]
         noise = self._noise(sampling.samples, steps, generator)
@@ -163,6 +174,7 @@ class SeriesModel:
                     reward,
                     company,
                     int(length),
+                    generator,
                 )
                 out[rows : rows + size, :, which] = futures[:, length:]
                 done += len(futures) * len(which)
@@ -172,7 +184,7 @@ class SeriesModel:
 
     def _futures(
         self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None,
-        company: Any, gap: int,
+        company: Any, gap: int, generator: Generator | None = None,
     ) -> Array:  # fmt: skip
         """Futures (n, h, d) that the noise (n, h, d) becomes. The first `gap` steps are before the forecast: no reward speaks of them."""
         n, horizon, d = noise.shape
@@ -194,16 +206,21 @@ class SeriesModel:
             judge = reward
 
             def of_tokens(x: Tensor) -> Tensor:
-                futures = self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later)[:, gap:]
+                futures = self.normal.decode(self._stepwise(x, d).double(), values, later)[:, gap:]
                 score = judge(futures)
                 if score.shape != (n,):
                     raise ValueError(f"a reward maps futures {tuple(futures.shape)} to one score each, ({n},); got {tuple(score.shape)}")
-                return (score.float() / d).repeat(d)
+                return score.float() if self.joint else (score.float() / d).repeat(d)
 
             denoise = guide(denoise, self.model.schedule, of_tokens, sampling.scale)
-        x = noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
-        x = sample(denoise, self.model.schedule, x, sampling.matrix(self.model, horizon), path="angle")
-        return self.normal.decode(x.view(d, n, horizon).permute(1, 2, 0).double(), values, later).numpy()
+        x = noise if self.joint else noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
+        matrix = sampling.matrix(self.model, horizon)
+        x = sample(denoise, self.model.schedule, x, matrix, eta=sampling.eta, path="ddim" if sampling.eta else "angle", generator=generator)
+        return self.normal.decode(self._stepwise(x, d).double(), values, later).numpy()
+
+    def _stepwise(self, x: Tensor, d: int) -> Tensor:
+        """Sampled tokens as (n, h, d), whether they were of one series each, (d * n, h, 1), or of all."""
+        return x if self.joint else x.view(d, -1, x.shape[1]).permute(1, 2, 0)
 
     @torch.no_grad()
     def fill(
@@ -218,6 +235,7 @@ class SeriesModel:
         """Values (n, t, d) with what is missing drawn given both sides of each gap. For networks that see everything."""
         if self.model.causal:
             raise ValueError("filling a gap looks at both of its sides; train with a network that sees everything (backbone=transformer)")
+        self._check_apart("filling a gap")
         if self.normal.kind == "steps":
             raise ValueError("filling a gap needs values as tokens, not steps between them; fit with kind='lags'")
         sampling = sampling or Sampling(schedule="full_sequence")
@@ -252,6 +270,7 @@ class SeriesModel:
 
         Likelihoods of tokens, so values of all series compare.
         """
+        self._check_apart("how surprising single values are")
         known = _rows(known, len(values))
         out = np.full(values.shape, np.nan)
         schedule = self.model.schedule
@@ -276,6 +295,8 @@ class SeriesModel:
 
         held: how many of the last steps were kept from training: only there does a network show how sure it may be.
         """
+        if self.joint:
+            return self  # how series go together is in the network
         known = _rows(known, len(values))
         first = self.normal.warm + self.context
         last = len(values) - self.horizon
@@ -356,6 +377,10 @@ class SeriesModel:
             strength += float((r**2).sum())
         return min(1.0, max(0.02, uncertain / strength)) if strength > 0 else 1.0
 
+    def _check_apart(self, what: str) -> None:
+        if self.joint:
+            raise ValueError(f"{what} is a matter of single series, but this model's tokens hold all of them; train with joint=False")
+
     def _only(self, which: NDArray[np.int64]) -> SeriesModel:
         """The same for some of the series."""
         own = {name: getattr(self.normal, name)[which] for name in ("offset", "mean", "std", "spread", "low")}
@@ -382,7 +407,8 @@ class SeriesModel:
         self.model.save_pretrained(folder / "model")
         tensors = {name: getattr(self, name).contiguous() for name in ("echoes", "phases", "warmth")}
         about = {
-            "version": FORMAT, "context": self.context, "normal": self.normal.save(tensors), "covariates": self.covariates.save(tensors),
+            "version": FORMAT, "context": self.context, "joint": self.joint,
+            "normal": self.normal.save(tensors), "covariates": self.covariates.save(tensors),
         }  # fmt: skip
         write_atomically(folder / "series.safetensors", lambda file: save_file(tensors, file))
         write_atomically(folder / "series.json", lambda file: Path(file).write_text(json.dumps(about, indent=2) + "\n"))
@@ -396,12 +422,14 @@ class SeriesModel:
         return cls(
             DiffusionForcing.from_pretrained(folder / "model"), Normal.load(tensors, about["normal"]),
             Covariates.load(tensors, about["covariates"]), about["context"],
-            tensors["echoes"], tensors["phases"], tensors["warmth"],
+            tensors["echoes"], tensors["phases"], tensors["warmth"], about.get("joint", False),
         )  # fmt: skip
 
 
 def limited(series: SeriesModel, which: int, single: bool) -> SeriesModel:
     """The model of one of its series, or all of it."""
+    if single:
+        series._check_apart("a forecast of one series")
     return series._only(np.array([which])) if single and series.echoes.shape[1] > 1 else series
 
 

@@ -52,6 +52,8 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
     """
     config = experiment.train
     check(config)
+    if config.judge == "score" and not hasattr(experiment.task, "score"):
+        raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.judge loss")
     with world(config.device) as here, interruptible() as interrupt:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -110,8 +112,9 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 if clock.step % config.validate_every == 0 or clock.finished:
                     valid_loss = validate(average.module, data.valid, config, here)
                     log.valid(valid_loss)
-                    if valid_loss < best:
-                        best, waited = valid_loss, 0
+                    judged = valid_loss if config.judge == "loss" else _score(experiment.task, average.module, here)
+                    if judged < best:
+                        best, waited = judged, 0
                         if config.patience is not None:
                             _save_model(average.module, folder / "best", here)
                     else:
@@ -216,6 +219,14 @@ def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *
         total += torch.stack([losses.sum(), batch.mask.sum()]).double().cpu()
     total = here.sum(total.to(here.device))
     return float(total[0] / total[1])
+
+
+def _score(task: Any, model: nn.Module, here: World) -> float:
+    """The task's own score of a model. Each process works it out alike."""
+    model.eval()
+    found = here.first(float(task.score(model)))
+    model.train()
+    return found
 
 
 class Clock:

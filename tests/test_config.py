@@ -1,18 +1,23 @@
 """Experiments as data: to JSON and back, and what they refuse."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Waves, small
 
+from diffusion_forcing.backbones import ConvRNN, SpaceTime
 from diffusion_forcing.config import (
+    ConvRNNConfig,
     Experiment,
     ModelConfig,
     RNNConfig,
+    SpaceTimeConfig,
     TrainConfig,
     TransformerConfig,
     from_dict,
@@ -21,9 +26,11 @@ from diffusion_forcing.config import (
     save_experiment,
     to_dict,
 )
+from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.recipes import RECIPES, full_sequence_baseline, next_token_baseline
 from diffusion_forcing.tasks import Composition
+from diffusion_forcing.tasks.video import Folder, RollOut, Video
 from diffusion_forcing.weighting import FusedSNR, MinSNR, Uniform
 
 positive = st.floats(1e-6, 1e6)
@@ -33,6 +40,14 @@ backbones = st.one_of(
     st.builds(
         TransformerConfig, hidden=st.integers(1, 999), heads=st.integers(1, 9), causal=st.booleans(),
         window=st.none() | st.integers(1, 99),
+    ),
+    st.builds(
+        SpaceTimeConfig, hidden=st.integers(1, 999), layers=st.integers(1, 9), heads=st.integers(1, 9), window=st.integers(1, 99),
+        every=st.integers(1, 9),
+    ),
+    st.builds(
+        ConvRNNConfig, latent=st.integers(1, 99), channels=st.integers(1, 999), blocks=st.integers(1, 9),
+        scales=st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple),
     ),
 )  # fmt: skip
 models = st.builds(
@@ -47,10 +62,20 @@ trainings = st.builds(
     warmup=st.integers(0, 999), final_lr=share, precision=st.sampled_from(["float32", "bfloat16", "float16"]), compile=st.booleans(),
     parallel=st.sampled_from(["ddp", "fsdp"]), device=st.sampled_from(["auto", "cpu", "cuda", "mps"]),
 )  # fmt: skip
-tasks = st.builds(
+worlds = st.one_of(
+    st.builds(Labyrinth, size=st.integers(2, 9), px=st.sampled_from([16, 64]), loops=share),
+    st.builds(Folder, path=st.text(min_size=1, max_size=9).map(Path), px=st.just(64), action_kinds=st.none() | st.integers(1, 9)),
+)
+samplings = st.builds(
+    RollOut, steps=st.integers(1, 99), horizon=st.integers(1, 9), schedule=st.sampled_from(["autoregressive", "pyramid", "full_sequence"]),
+    context=st.integers(0, 9), eta=share,
+)  # fmt: skip
+videos = st.builds(Video, world=worlds, patch=st.sampled_from([0, 4, 8]), told=st.booleans(), whiten=share, sampling=samplings)
+compositions = st.builds(
     Composition, half=st.integers(2, 99), spread=st.floats(0, 9), trajectories=st.integers(4, 9999),
     schedule=st.sampled_from(["pyramid", "full_sequence", "autoregressive"]), slope=positive,
 )  # fmt: skip
+tasks = st.one_of(compositions, videos)
 experiments = st.builds(Experiment, task=tasks, model=models, train=trainings, name=st.text(max_size=20))
 
 
@@ -71,7 +96,7 @@ def test_a_task_of_ones_own_survives_if_its_class_is_named(tmp_path):
     experiment = Experiment(Waves(sequences=5, told=False))
     save_experiment(experiment, tmp_path / "config.json")
     assert load_experiment(tmp_path / "config.json", (Waves,)) == experiment
-    with pytest.raises(ValueError, match=r"config.json.task should be one of Composition, Forecasting, Maze2D; got 'Waves'"):
+    with pytest.raises(ValueError, match=r"config.json.task should be one of Composition, Forecasting, Maze2D, Video; got 'Waves'"):
         load_experiment(tmp_path / "config.json")
 
 
@@ -228,6 +253,55 @@ def test_a_model_is_built_as_described():
         "width": 5, "cond": 2, "hidden": 8, "layers": 2, "heads": 2, "causal": True, "window": 3, "levels": 30,
     }  # fmt: skip
     assert (model.parameterization, model.weight, model.clip, model.schedule.levels) == ("eps", MinSNR(2.0), 1.5, 30)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "kind", "options"),
+    [
+        (SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3, every=2), SpaceTime, {"hidden": 8, "window": 3, "every": 2}),
+        (ConvRNNConfig(latent=3, channels=4, scales=(1, 2), blocks=1), ConvRNN, {"latent": 3, "scales": [1, 2], "blocks": 1}),
+    ],
+    ids=["space_time", "conv_rnn"],
+)
+def test_a_model_of_pictures_is_built_as_described(backbone, kind, options):
+    model = ModelConfig(backbone, levels=30).build((5, 4, 6), 2)
+    assert type(model.backbone) is kind
+    assert options.items() <= model.backbone.config.items()
+    assert (model.backbone.config["event"], model.backbone.config["cond"], model.backbone.config["levels"]) == ([5, 4, 6], 2, 30)
+    x, k = torch.zeros(1, 2, 5, 4, 6), torch.tensor([[0, 30]])
+    assert model(x, k, torch.zeros(1, 2, 2)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("backbone", [SpaceTimeConfig(hidden=8, heads=2), ConvRNNConfig(channels=4)], ids=["space_time", "conv_rnn"])
+@pytest.mark.parametrize("event", [3, (3,), (4, 4)])
+def test_networks_for_pictures_refuse_vectors(backbone, event):
+    shape = (event,) if isinstance(event, int) else event
+    words = f"{type(backbone).__name__} is for tokens of (channels, height, width); these are {shape}"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ModelConfig(backbone).build(event)
+
+
+@pytest.mark.parametrize("backbone", [RNNConfig(hidden=8), TransformerConfig(hidden=8, heads=2)], ids=["rnn", "transformer"])
+def test_networks_for_vectors_refuse_pictures(backbone):
+    words = f"{type(backbone).__name__} is for tokens that are vectors; these are (3, 4, 4): use SpaceTimeConfig"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ModelConfig(backbone).build((3, 4, 4))
+    assert ModelConfig(backbone).build((3,)).backbone.config == ModelConfig(backbone).build(3).backbone.config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        (SpaceTimeConfig(hidden=10, heads=3), "3 must divide 10"),
+        (SpaceTimeConfig(hidden=8, heads=2, window=0), "window counts from 1; got 0"),
+        (ConvRNNConfig(), "4 scales halve a picture 3 times.*got 4 x 4: give fewer scales"),
+        (ConvRNNConfig(scales=(1,), latent=0), "latent counts from 1; got 0"),
+    ],
+    ids=str,
+)
+def test_options_of_networks_for_pictures_that_make_no_sense_are_refused(backbone, words):
+    with pytest.raises(ValueError, match=words):
+        ModelConfig(backbone).build((3, 4, 4))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
-from diffusion_forcing.levels import DRAWS, by_name
+from diffusion_forcing.levels import DRAWS, by_name, continued
 
 K = 10
 MANY = (20_000, 5)
@@ -87,6 +87,57 @@ def test_one_token_is_a_staircase_too():
     assert abs(k.double().mean() - 500) < 20
     assert k.min() < 10
     assert k.max() > 990
+
+
+def test_a_continued_sequence_has_a_low_past_and_then_anything():
+    """The past ends anywhere, so of token i of t a share i / (t-1) is free; what is free is uniform."""
+    levels, t = 1000, 6
+    k, past = continued((20_000, t), levels, seeded(0))
+    assert past is None
+    assert k.shape == (20_000, t)
+    assert k.dtype == torch.int64
+    assert k.min() == 0
+    assert k.max() == levels
+    assert k[:, 0].max() <= 0.4 * levels
+    assert_uniform(k[:, -1], levels)
+    for token in range(t):
+        assert (k[:, token] > 0.4 * levels).float().mean().item() == pytest.approx(0.6 * token / (t - 1), abs=0.02)
+
+
+def test_what_is_free_stays_free_to_the_end():
+    """After a token above what a past can have, all are uniform, whatever it was."""
+    k, _ = continued((20_000, 5), 1000, seeded(0))
+    free = k[:, 2] > 400
+    assert_uniform(k[free][:, 3:], 1000)
+    assert abs(correlation(k[free][:, 3], k[free][:, 4])) < 0.03
+
+
+def test_half_of_the_pasts_are_clean_and_the_others_doubted_token_by_token():
+    levels = 1000
+    k, _ = continued((20_000, 2), levels, seeded(0))  # of two tokens the first is past
+    clean = k[:, 0] == 0
+    assert clean.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    doubted = k[~clean][:, 0].double() / levels
+    assert doubted.mean().item() == pytest.approx(0.1, abs=0.01)  # a doubt up to 0.4, of which a share: a quarter of it
+    k, _ = continued((20_000, 5), levels, seeded(0))
+    low = (k[:, :3] <= 0.4 * levels).all(1)
+    whole = (k[:, :2] == 0).all(1)
+    assert ((k[low & ~whole][:, 0] != k[low & ~whole][:, 1]).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("most", [0.0, 0.1, 1.0])
+def test_the_doubt_about_a_past_is_bounded_as_asked(most):
+    k, _ = continued((5_000, 2), 1000, seeded(0), most=most)
+    assert k[:, 0].max() <= 1000 * most
+    assert k[:, 0].max() >= 900 * most
+
+
+@pytest.mark.parametrize("t", [1, 2])
+def test_short_sequences_are_continued_too(t):
+    k, _ = continued((500, t), K, seeded(0))
+    assert k.shape == (500, t)
+    assert k.min() >= 0
+    assert k.max() <= K
 
 
 def test_a_mixture_follows_one_draw_a_sequence():

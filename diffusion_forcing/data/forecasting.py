@@ -411,6 +411,52 @@ class SeriesWindows:
         return Batch(self._tokens[steps, series][..., None], cond, self._mask[steps, series])
 
 
+class JointWindows:
+    """Windows of all series at once, as in the paper: a token holds the departures of all of them at one step. What is missing in it is as
+    expected; a token of which most is missing is masked.
+    """
+
+    def __init__(
+        self, values: Array, clock: NDArray[np.int64], known: Array, normal: Normal, covariates: Covariates, context: int,
+        first: int, last: int,
+    ) -> None:  # fmt: skip
+        """Windows of `context` steps and the horizon that lie within steps first..last-1 of the values (t, d)."""
+        each = SeriesWindows(values, clock, known, normal, covariates, context, first, last)
+        self.length, self.context, self.first, self.last = each.length, context, each.first, each.last
+        tokens = normal.tokens(values, clock)
+        self._mask = torch.from_numpy((~np.isnan(tokens)).mean(1) > 0.5)
+        self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
+        self._told = told_jointly(each._time[normal.warm :], each._lagged)
+        self._warm = normal.warm
+
+    @property
+    def event(self) -> tuple[int, ...]:
+        return (self._tokens.shape[1],)
+
+    @property
+    def cond_width(self) -> int:
+        return self._told.shape[1]
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        return torch.randint(self.first, self.last - self.length + 1, (size, 1), generator=generator)
+
+    def length_of(self, windows: Tensor) -> int:
+        return self.length
+
+    def all(self) -> Tensor:
+        """Windows for validation, at all starts."""
+        return torch.arange(self.first, self.last - self.length + 1)[:, None]
+
+    def read(self, windows: Tensor) -> Batch:
+        steps = windows + torch.arange(self.length)
+        return Batch(self._tokens[steps], self._told[steps - self._warm], self._mask[steps])
+
+
+def told_jointly(time: Tensor, lagged: Tensor) -> Tensor:
+    """Conditions (t, c) of all series at once: calendar (t, w), and their lags (t, d, l) side by side."""
+    return torch.cat([time[: len(lagged)], lagged.flatten(1)], dim=-1)
+
+
 def timely(covariates: Covariates, clock: NDArray[np.int64], known: Array) -> Tensor:
     """What all series are told alike, (t, w + c): calendar and covariates known in advance."""
     scaled = (known[: len(clock)] - covariates.known_mean) / covariates.known_std if known.shape[1] else np.zeros((len(clock), 0))

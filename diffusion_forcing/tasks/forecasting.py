@@ -57,6 +57,8 @@ class Forecasting:
     """Of values, so that departures are alike at all sizes. auto: the likeliest."""
     together: bool = True
     """Whether each series is told how the others did lately, on average."""
+    joint: bool = False
+    """Whether a token holds all series at once, as in the paper, instead of one value of one series."""
     sampling: Sampling = field(default_factory=Sampling)
     """How forecasts are drawn."""
 
@@ -75,20 +77,33 @@ class Forecasting:
         return _setting(self)
 
     def data(self) -> TaskData:
-        from ..data.forecasting import SeriesWindows
+        from ..data.forecasting import JointWindows, SeriesWindows
 
         s = self.setting()
+        kind: Any = JointWindows if self.joint else SeriesWindows
         known, values, clock = s.panel.known, s.panel.values[: s.end], s.clock[: s.end]
-        train = SeriesWindows(values, clock, known, s.normal, s.covariates, s.context, 0, s.end - s.held)
-        valid = SeriesWindows(values, clock, known, s.normal, s.covariates, s.context, s.end - s.held - s.context, s.end)
+        train = kind(values, clock, known, s.normal, s.covariates, s.context, 0, s.end - s.held)
+        valid = kind(values, clock, known, s.normal, s.covariates, s.context, s.end - s.held - s.context, s.end)
         return TaskData(train, valid)
 
     def forecaster(self, model: DiffusionForcing) -> SeriesModel:
         """A trained network with its noise as it was in the windows it learned from."""
         s = self.setting()
-        return SeriesModel.bare(model, s.normal, s.covariates, s.context).listen(
+        return SeriesModel.bare(model, s.normal, s.covariates, s.context, self.joint).listen(
             s.panel.values[: s.end], s.clock[: s.end], s.panel.known, held=s.held
         )
+
+    def score(self, model: DiffusionForcing, seed: int = 0, samples: int = 50) -> float:
+        """CRPS_sum over the windows that are held back for validation, by which training may stop early. The same noise every time."""
+        from ..scores import crps_sum
+
+        s = self.setting()
+        forecaster = SeriesModel.bare(model, s.normal, s.covariates, s.context, self.joint)
+        generator, sampling = Generator().manual_seed(seed), replace(self.sampling, samples=samples)
+        origins = range(s.end - s.held, s.end - s.horizon + 1, s.horizon)
+        drawn = [forecaster.draw(s.panel.values[:o], s.clock[:o], s.panel.known[: o + s.horizon], sampling=sampling, generator=generator)
+                 for o in origins]  # fmt: skip
+        return crps_sum(np.stack(drawn, axis=1), np.stack([s.panel.values[o : o + s.horizon] for o in origins]))
 
     @property
     def default_samples(self) -> int:
