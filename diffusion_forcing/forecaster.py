@@ -28,7 +28,7 @@ from .data.series import Panel, check_horizon, from_frame
 from .forecasting import Reward, Sampling, SeriesModel
 from .model import DiffusionForcing
 from .pretrained import write_atomically
-from .tasks.forecasting import Forecasting, Setting, forget
+from .tasks.forecasting import DRAWS, Forecasting, Setting, forget
 from .train import Result, train
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -90,15 +90,15 @@ class Forecaster:
         self, horizon: int, *, minutes: float = 2.0, seed: int = 0, windows: int = 0, context: int | None = None,
         season: tuple[int, ...] = (), kind: Literal["auto", "lags", "steps"] = "auto",
         transform: Literal["auto", "none", "sqrt", "log"] = "auto", backbone: Literal["gru", "transformer"] = "gru", hidden: int = 64,
-        layers: int | None = None, together: bool = True, draw: str = "independent+staircase", sampling: Sampling | None = None,
+        layers: int | None = None, together: bool = True, draw: str | None = None, sampling: Sampling | None = None,
         threads: int | None = None,
     ) -> None:  # fmt: skip
         """horizon: steps to forecast. minutes: of training at most; it stops early once validation no longer improves.
 
         windows: rolling windows at the end of the data that are kept out of training, for `backtest`. season, kind, transform, context:
         see `tasks.Forecasting`. backbone: gru (causal, as in the paper), or a transformer that sees everything, which can also fill gaps.
-        draw: how training draws levels; "shared" and "teacher_forced" are the paper's baselines. together: whether each series is told how
-        the others did lately.
+        draw: how training draws levels, None as suits the backbone; "shared" and "teacher_forced" are the paper's baselines. together:
+        whether each series is told how the others did lately.
         """
         if horizon < 1:
             raise ValueError(f"a horizon counts steps from 1; got {horizon}")
@@ -113,7 +113,7 @@ class Forecaster:
             if backbone == "gru"
             else TransformerConfig(hidden=hidden, layers=layers or 3, heads=4, causal=False)
         )
-        self.minutes, self.seed, self.threads, self.draw = minutes, seed, threads, draw
+        self.minutes, self.seed, self.threads, self.draw = minutes, seed, threads, draw or DRAWS[backbone]
         self.series: SeriesModel | None = None
         self.panel: Panel | None = None
         self.result: Result | None = None

@@ -19,12 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diffusion_forcing.cli import main
-from diffusion_forcing.config import Experiment, replace
+from diffusion_forcing.config import ConvRNNConfig, Experiment, replace
 from diffusion_forcing.data.codec import Normalize
 from diffusion_forcing.data.sequences import Windows
+from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.log import Log, read_log
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.tasks import Evaluation, Table, TaskData
+from diffusion_forcing.tasks.video import Video
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
@@ -61,6 +63,11 @@ def small(recipe: str = "composition", **changes) -> Experiment:
                 experiment = replace(experiment, **{f"{section}__{name}": value})
     if hasattr(experiment.task, "source"):  # the public sets are not at hand: a few hours of waves stand for each
         experiment = replace(experiment, task__source=str(waves_file()), task__horizon=6, task__windows=2)
+    if isinstance(experiment.task, Video):  # a small maze stands for every world, a small network for each of its kind
+        task = Video(Labyrinth(px=16, size=2), clips=16, frames=16, tokens=3, stack=2, patch=4, components=8, length=4, real=4)
+        experiment = replace(experiment, task=task)
+        if isinstance(experiment.model.backbone, ConvRNNConfig):
+            experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
     return replace(experiment, **changes)
 
 

@@ -166,7 +166,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, head: int = 32) -> None:
         super().__init__()
-        self.heads = max(1, channels // head)
+        self.heads = next(heads for heads in range(max(1, channels // head), 0, -1) if channels % heads == 0)
         self.norm = nn.GroupNorm(_groups(channels), channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.project = nn.Conv2d(channels, channels, 1)

@@ -231,7 +231,8 @@ def _build(kind: Any, config: Any) -> nn.Module:
         return Pixels(config["stack"])
     if kind == "patches":
         grid, kept = torch.zeros(config["grid"]), torch.ones(config["basis"][1])
-        return Patches(config["stack"], config["patch"], torch.zeros(config["basis"]), grid, kept, grid + 1)
+        basis = torch.zeros(config["basis"])
+        return Patches(config["stack"], config["patch"], basis[:, 0], basis, grid, kept, grid + 1)
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

@@ -27,19 +27,22 @@ class Pixels(nn.Module):
 class Patches(nn.Module):
     """Principal directions of patches in space and time: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, c, h / patch, w / patch).
 
-    basis: (stack * patch * patch * 3, c). mean: (c, gh, gw), of each place: a sky is no floor. scale: (c,), by which directions are
-    divided. variance: (c, gh, gw), of what comes out, which the model wants to know.
+    middle: (stack * patch * patch * 3,), the mean patch. basis: (stack * patch * patch * 3, c). mean: (c, gh, gw), of each place beside it:
+    a sky is no floor. scale: (c,), by which directions are divided. variance: (c, gh, gw), of what comes out, as the model wants to know.
     """
 
+    middle: Tensor
     basis: Tensor
     mean: Tensor
     scale: Tensor
     variance: Tensor
 
-    def __init__(self, stack: int, patch: int, basis: Tensor, mean: Tensor, scale: Tensor, variance: Tensor) -> None:
+    def __init__(
+        self, stack: int, patch: int, middle: Tensor, basis: Tensor, mean: Tensor, scale: Tensor, variance: Tensor
+    ) -> None:  # fmt: skip
         super().__init__()
         self.stack, self.patch = stack, patch
-        for name, value in {"basis": basis, "mean": mean, "scale": scale, "variance": variance}.items():
+        for name, value in {"middle": middle, "basis": basis, "mean": mean, "scale": scale, "variance": variance}.items():
             self.register_buffer(name, value.float().contiguous())
 
     @classmethod
@@ -55,9 +58,10 @@ class Patches(nn.Module):
         if not 1 <= components <= side:
             raise ValueError(f"a patch of {stack} x {patch} x {patch} px has {side} numbers; keep 1 to {side} of them, got {components}")
         flat = _cut(frames, stack, patch)
+        middle = flat.reshape(-1, side).double().mean(0).float()
+        flat = flat - middle
         rows = flat.reshape(-1, side).double()
-        centred = rows - rows.mean(0)
-        values, vectors = torch.linalg.eigh(centred.T @ centred / len(rows))
+        values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
         basis = vectors.flip(1)[:, :components].float()
         std = values.flip(0)[:components].clamp(min=0).sqrt()
         if not std[0] > 0:
@@ -69,21 +73,21 @@ class Patches(nn.Module):
         mean = tokens.mean(0)
         variance = (tokens - mean).pow(2).mean(0)
         overall = variance.mean(dim=(1, 2), keepdim=True)
-        return cls(stack, patch, basis, mean, scale, torch.maximum(variance, 0.05 * overall + 1e-6))
+        return cls(stack, patch, middle, basis, mean, scale, torch.maximum(variance, 0.05 * overall + 1e-6))
 
     def encode(self, frames: Tensor) -> Tensor:
-        check_divides(self.stack, frames.shape[1], "a token stacks frames, so their number must be a multiple of")
-        tokens = _cut(frames, self.stack, self.patch) @ self.basis / self.scale
+        tokens = (_cut(frames, self.stack, self.patch) - self.middle) @ self.basis / self.scale
         return rearrange(tokens, "b t h w c -> b t c h w") - self.mean
 
     def decode(self, tokens: Tensor) -> Tensor:
-        flat = rearrange(tokens + self.mean, "b t c h w -> b t h w c") * self.scale @ self.basis.T
+        flat = rearrange(tokens + self.mean, "b t c h w -> b t h w c") * self.scale @ self.basis.T + self.middle
         s, p = self.stack, self.patch
         return rearrange(flat, "b t h w (s p q c) -> b (t s) (h p) (w q) c", s=s, p=p, q=p)
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:
     """Clips (b, t * stack, h, w, 3) in patches (b, t, gh, gw, stack * patch * patch * 3)."""
+    check_divides(stack, frames.shape[1], "a token stacks frames, so their number must be a multiple of")
     check_divides(patch, frames.shape[2], "frames are cut into patches, so their height must be a multiple of")
     check_divides(patch, frames.shape[3], "frames are cut into patches, so their width must be a multiple of")
     return rearrange(frames, "b (t s) (h p) (w q) c -> b t h w (s p q c)", s=stack, p=patch, q=patch)

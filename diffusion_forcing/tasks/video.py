@@ -45,6 +45,9 @@ class Folder:
     action_kinds: int | None = None
     """How many kinds of actions there are, where files give them as numbers from 0."""
 
+    def __post_init__(self) -> None:
+        check_options(self, "px", "test")
+
 
 @dataclass(frozen=True)
 class RollOut:
@@ -104,12 +107,17 @@ class Video:
 
     def __post_init__(self) -> None:
         check_options(self, "clips", "frames", "tokens", "stack", "length", "real")
-        check_divides(self.stack, self.frames, "clips are cut into tokens of so many frames")
         check_divides(self.stack, self.length, "roll-outs are cut into tokens of so many frames")
+        if isinstance(self.world, Folder):
+            return self._check_patch()
+        check_divides(self.stack, self.frames, "clips are cut into tokens of so many frames")
         if self.frames < self.tokens * self.stack:
             raise ValueError(
                 f"a window of {self.tokens} tokens has {self.tokens * self.stack} frames, but clips have {self.frames}; give them more"
             )
+        return self._check_patch()
+
+    def _check_patch(self) -> None:
         if self.patch:
             check_divides(self.patch, self.world.px, "frames are cut into patches of so many pixels")
 
@@ -128,10 +136,7 @@ class Video:
         return prepare_world(self.world, number, frames or self.frames, seed=3 * self.data_seed + SEEDS[part], progress=progress)
 
     def data(self) -> TaskData:
-        from ..log import progress_bar
-
-        with progress_bar() as progress:
-            return _data(self, progress)
+        return _data(self)
 
     def sequences(
         self, codec: nn.Module, clips: ClipSet, which: range, progress: Progress | None = None, frames: int | None = None
@@ -154,22 +159,23 @@ class Video:
             return torch.zeros(t, 0)
         return torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
 
-    def codec(self, clips: ClipSet) -> nn.Module:
-        """Frames to tokens, fitted to some of the clips."""
+    def codec(self, clips: ClipSet, number: int) -> nn.Module:
+        """Frames to tokens, fitted to some of the first so many clips."""
         if not self.patch:
             return Pixels(self.stack)
-        some = np.unique(np.linspace(0, len(clips.starts) - 1, min(FIT, len(clips.starts))).astype(int))
+        some = np.unique(np.linspace(0, number - 1, min(FIT, number)).astype(int))
         length = min(int(clips.lengths[some].min()), 64) // self.stack * self.stack
         frames = _floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
         return Patches.fit(frames, self.stack, self.patch, self.components, self.whiten)
 
     def roll_out(
-        self, model: DiffusionForcing, length: int, context: Frames | None, actions: NDArray[np.float32] | None, *, batch: int = 1,
-        generator: Generator | None = None, sampling: RollOut | None = None,
+        self, model: DiffusionForcing, length: int, context: Frames | None, actions: NDArray[np.float32] | None, *,
+        batch: int | None = None, generator: Generator | None = None, sampling: RollOut | None = None,
     ) -> Iterator[Frames]:  # fmt: skip
         """Frames (b, n, px, px, 3) as they are generated, `length` in all, in constant memory.
 
         context: (b, c, px, px, 3), frames to go on from, a multiple of the stack; None: from nothing. actions: (b, c + length, a).
+        batch: how many, where neither says.
         """
         sampling = sampling or self.sampling
         tokens, codec = -(-length // self.stack), model.codec
@@ -242,7 +248,7 @@ class Video:
         """Roll-outs (n, context + length, px, px, 3) and the real clips they set out from, as far as these go. And the context's frames."""
         context = self.sampling.context * self.stack
         drawn = not isinstance(self.world, Folder)
-        real, actions = self.judged_by(samples, context + self.length if drawn else self.tokens * self.stack, progress)
+        real, actions = self.judged_by(samples, context + self.length if drawn else max(context, self.tokens * self.stack), progress)
         parts = [real[:, :context]]
         if show is not None and context:
             show(parts[0])
@@ -260,7 +266,8 @@ class Video:
         from .video_pictures import draw_curves, judge
 
         made, truth, context = self.generate(model, samples, seed, progress)
-        real, _ = self.judged_by(self.real, max(64, 4 * self.stack), progress)
+        length = self.tokens * self.stack if isinstance(self.world, Folder) else max(64, self.tokens * self.stack)
+        real, _ = self.judged_by(self.real, length, progress)
         scores, curves = judge(made, truth, real, context, self.stack, progress)
         files = self._show(folder, made, truth, context)
         if curves:
@@ -289,7 +296,7 @@ class Video:
         from ..film import contact_sheet
 
         n = min(4, len(made))
-        begin = context + 8 * self.stack
+        begin = min(context + 8 * self.stack, made.shape[1])
         rows, names = [], []
         for i in range(n):
             if truth.shape[1] >= begin:
@@ -305,14 +312,22 @@ class Video:
 
 
 @functools.lru_cache(maxsize=2)
-def _data(task: Video, progress: Progress) -> TaskData:
+def _data(task: Video) -> TaskData:
+    from ..log import progress_bar
+
+    with progress_bar() as progress:
+        return _read(task, progress)
+
+
+def _read(task: Video, progress: Progress) -> TaskData:
     train = task.clips_of("train", progress)
-    codec = task.codec(train)
     own = isinstance(task.world, Folder)
     last = len(train.starts) - (task.world.test if isinstance(task.world, Folder) else 0)
     if last < 2:
-        raise ValueError(f"there are {len(train.starts)} clips; to train and to judge take at least {4}")
+        raise ValueError(f"{len(train.starts)} clips, of which {len(train.starts) - last} are kept to judge by, leave too few to train on; "
+                         "give more, or keep fewer (--task.world.test)")  # fmt: skip
     held = max(1, last // 10) if own else 0
+    codec = task.codec(train, last - held)
     tokens, told = task.sequences(codec, train, range(last - held), progress)
     if own:
         more = task.sequences(codec, train, range(last - held, last))

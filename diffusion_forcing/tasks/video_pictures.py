@@ -58,8 +58,8 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
 
     lines = names or {"": found}
     with figure(file, width=12, height=6) as fig:
-        axes = fig.subplots(2, 4).flat
-        for ax, name in zip(axes, found, strict=False):
+        axes = list(fig.subplots(2, 4).flat)
+        for ax, name in zip(axes[: len(found)], found, strict=True):
             for colour, (who, one) in zip(COLOURS, lines.items(), strict=False):
                 curve = one[name]
                 ax.plot(curve.start, curve.value, color=colour, marker=".", label=who)
@@ -71,11 +71,10 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
                 ax.axvline(trained, color="0.3", ls=":", lw=0.8)
             ax.set_title(name)
             ax.set_xlabel("frame")
-        for ax in list(axes):
+        for ax in axes[len(found) :]:
             ax.set_visible(False)
         if len(lines) > 1:
             fig.axes[0].legend()
-        fig.tight_layout()
 
 
 def _eyes() -> Perception | None:

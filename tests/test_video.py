@@ -1,0 +1,668 @@
+"""Video: clips that become tokens with their actions, roll-outs frame by frame, and what is said and drawn of them."""
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace as changed
+
+import numpy as np
+import pytest
+import torch
+from oracles import randomised, seeded
+from small import differing, stop_after, weights
+
+from diffusion_forcing import DiffusionForcing, report
+from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, SpaceTimeConfig, load_experiment, replace, save_experiment
+from diffusion_forcing.data.clips import prepare_clips
+from diffusion_forcing.data.pictures import Patches, Pixels
+from diffusion_forcing.envs.labyrinth import Labyrinth
+from diffusion_forcing.perception import Perception
+from diffusion_forcing.recipes import RECIPES
+from diffusion_forcing.recipes.video import VIDEO
+from diffusion_forcing.tasks import video_pictures
+from diffusion_forcing.tasks.video import Folder, RollOut, Video
+from diffusion_forcing.tasks.video_pictures import draw_curves, judge
+from diffusion_forcing.train import train
+from diffusion_forcing.video_scores import SCORES, Curve, psnr
+
+WORLD = Labyrinth(size=2, px=16)
+TASK = Video(
+    WORLD, clips=6, frames=16, tokens=3, stack=2, patch=4, components=6, length=8, real=4, sampling=RollOut(steps=2, context=1)
+)  # fmt: skip
+BACKBONE = SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for each test, and no weights fetched from anywhere."""
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(video_pictures, "_eyes", lambda: None)
+    return tmp_path / "cache"
+
+
+def model_for(task, backbone=BACKBONE):
+    """A model for the task's tokens whose parameters are all drawn, so that it says something."""
+    data = task.data()
+    model = ModelConfig(backbone, levels=100).build(data.train.event, data.train.cond_width, data.codec)
+    randomised(model.backbone, seed=1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return model_for(TASK)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Three clips to go on from, and their actions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return TASK.judged_by(3, 16)
+
+
+def told(what, done, of):
+    assert 0 <= done <= of
+    assert what
+
+
+def write_clips(folder, number=8, frames=12, actions="numbers", px=16, first=0):
+    """npz files of walks, with kinds of action, actions as they are, or none."""
+    folder.mkdir(exist_ok=True)
+    for i in range(first, first + number):
+        clip = WORLD.clip(i, frames)
+        more = {"kinds": {"actions": (clip.actions[:, 0] > 0).astype(np.int64)}, "numbers": {"actions": clip.actions}, "none": {}}[actions]
+        np.savez(folder / f"{i:03d}.npz", video=clip.frames, **more)
+    return folder
+
+
+def in_folder(folder, **options):
+    """A task whose clips lie in a folder."""
+    return changed(TASK, world=Folder(folder, px=16, test=2), **options)
+
+
+# Data.
+
+
+def test_data_are_tokens_of_clips_with_conditions():
+    data = TASK.data()
+    assert data.train.event == data.valid.event == (6, 4, 4)
+    assert data.train.cond_width == data.valid.cond_width == 2 * 2
+    assert (len(data.train), len(data.valid)) == (6, 16)
+    batch = data.train.read(data.train.draw(5, seeded(0)))
+    assert batch.x.shape == (5, 3, 6, 4, 4)
+    assert batch.cond.shape == (5, 3, 4)
+    assert batch.mask.all()
+    whole = data.train.read(data.train.all())
+    assert whole.mask.sum() == 6 * 8
+    assert whole.x[whole.mask].std().item() == pytest.approx(1, abs=0.2)
+
+
+def test_tokens_are_those_of_the_clips_in_order():
+    data, clips = TASK.data(), TASK.clips_of("train")
+    assert isinstance(data.codec, Patches)
+    assert data.codec.variance.shape == data.train.event
+    for i in range(6):
+        tokens = data.codec.encode(torch.tensor(clips.clip(i).frames.copy())[None] / 255)[0]
+        torch.testing.assert_close(data.train.read(torch.tensor([[i, 2]])).x[0], tokens[2:5])
+
+
+def test_without_patches_tokens_are_the_pixels_themselves():
+    data = changed(TASK, patch=0).data()
+    assert isinstance(data.codec, Pixels)
+    assert data.train.event == (6, 16, 16)
+    x = data.train.read(data.train.all()).x
+    assert x.min() >= -1
+    assert x.max() <= 1
+
+
+def test_the_action_told_with_a_frame_is_the_one_that_led_to_it():
+    """A visitor who does what the conditions say sees what the tokens show, frame after frame."""
+    task = changed(TASK, patch=0)
+    data, clips = task.data(), task.clips_of("train")
+    for i in range(3):
+        batch = data.train.read(torch.tensor([[i, 0], [i, 3]]))
+        frames = (data.codec.decode(batch.x).flatten(0, 1) * 255).round().numpy()
+        actions = batch.cond.reshape(12, 2).numpy()
+        visitor = WORLD.enter(int(clips.names[i]))
+        np.testing.assert_array_equal(visitor.look(), frames[0])
+        assert not actions[0].any()
+        assert actions[1:].any()
+        for frame, action in zip(frames[1:], actions[1:], strict=True):
+            np.testing.assert_array_equal(visitor.step(action), frame)
+
+
+def test_conditions_hold_the_actions_of_each_frame_of_a_token():
+    actions = np.arange(10, dtype=np.float32).reshape(5, 2)
+    assert TASK.conditions(actions).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]  # a frame that fills no token is left out
+    assert changed(TASK, told=False).conditions(actions).shape == (2, 0)
+    assert TASK.conditions(np.zeros((6, 0), np.float32)).shape == (3, 0)
+
+
+def test_a_model_that_is_not_told_has_no_conditions():
+    data = changed(TASK, told=False).data()
+    assert data.train.cond_width == 0
+    assert data.train.event == (6, 4, 4)
+
+
+def test_clips_to_train_on_to_validate_on_and_to_judge_by_are_others():
+    seen = [set(TASK.clips_of(part).names) for part in ("train", "valid", "test")]
+    seen.append(set(changed(TASK, data_seed=1).clips_of("train").names))
+    assert len(set.union(*seen)) == sum(map(len, seen))
+    frames, actions = TASK.judged_by(4, 10)
+    assert frames.shape == (4, 10, 16, 16, 3)
+    assert frames.dtype == np.uint8
+    assert actions.shape == (4, 10, 2)
+
+
+def test_data_are_prepared_in_the_cache(cache):
+    file = TASK.prepare(told)
+    assert cache in file.parents
+    assert np.load(file, mmap_mode="r").shape == (6 * 16, 16, 16, 3)
+    before = file.stat().st_mtime_ns
+    assert TASK.prepare() == file
+    assert file.stat().st_mtime_ns == before
+
+
+def test_the_codec_is_fitted_to_what_is_trained_on_and_always_the_same():
+    one, two = TASK.data().codec, TASK.data().codec
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+def test_data_are_made_once():
+    assert TASK.data() is TASK.data()
+
+
+# Clips of one's own.
+
+
+@pytest.mark.parametrize(("actions", "width"), [("numbers", 4), ("kinds", 4), ("none", 0)])
+def test_a_folder_of_clips_is_split_by_name(actions, width, tmp_path):
+    task = in_folder(write_clips(tmp_path / "mine", actions=actions))
+    data = task.data()
+    assert data.train.event == (6, 4, 4)
+    assert data.train.cond_width == width
+    assert (len(data.train), len(data.valid)) == (5, 1)  # of eight, two to judge by
+    frames, acted = task.judged_by(4, 12)
+    assert acted.shape == (2, 12, width // 2)
+    for i in range(2):
+        np.testing.assert_array_equal(frames[i], WORLD.clip(6 + i, 12).frames)
+    clips = prepare_clips(tmp_path / "mine", 16, shortest=6)
+    for source, names in ((data.train, range(5)), (data.valid, [5])):
+        for i, name in enumerate(names):
+            tokens = data.codec.encode(torch.tensor(clips.clip(name).frames.copy())[None] / 255)[0]
+            torch.testing.assert_close(source.read(torch.tensor([[i, 0]])).x[0], tokens[:3])
+
+
+def test_clips_to_judge_by_do_not_shape_the_tokens(tmp_path):
+    codecs = []
+    for i, first in enumerate((6, 60)):
+        folder = write_clips(tmp_path / str(i), number=6)
+        for source in write_clips(tmp_path / f"other{i}", number=2, first=first).iterdir():
+            source.rename(folder / f"9{source.name}")
+        codecs.append(in_folder(folder).data().codec)
+    assert torch.equal(codecs[0].basis, codecs[1].basis)
+
+
+def test_numbered_actions_may_have_more_kinds_than_are_seen(tmp_path):
+    folder = write_clips(tmp_path / "mine", actions="kinds")
+    data = changed(TASK, world=Folder(folder, px=16, test=2, action_kinds=5)).data()
+    assert data.train.cond_width == 2 * 5
+
+
+def test_clips_shorter_than_a_window_are_left_out(tmp_path):
+    folder = write_clips(tmp_path / "mine", number=6)
+    write_clips(folder, number=2, frames=5, first=100)
+    task = in_folder(folder)
+    assert len(task.clips_of("train").starts) == 6
+    with pytest.raises(ValueError, match="6 or more are asked for"):
+        in_folder(write_clips(tmp_path / "short", frames=5)).data()
+
+
+def test_windows_may_be_as_long_as_ones_own_clips(tmp_path):
+    assert len(in_folder(write_clips(tmp_path / "mine", frames=20), tokens=10).data().train) == 5
+
+
+def test_too_few_clips_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="3 clips, of which 2 are kept to judge by, leave too few to train on"):
+        in_folder(write_clips(tmp_path / "mine", number=3)).data()
+
+
+def test_there_must_be_a_folder():
+    with pytest.raises((ValueError, FileNotFoundError), match="nowhere"):
+        in_folder("nowhere").data()
+
+
+def test_clips_too_short_to_judge_by_say_how_long_they_are(tmp_path):
+    with pytest.raises(ValueError, match="no clip to judge by has 40 frames; the longest has 12"):
+        in_folder(write_clips(tmp_path / "mine")).judged_by(2, 40)
+
+
+def test_no_clips_to_judge_by_say_so(tmp_path):
+    with pytest.raises(ValueError, match="test counts from 1; got 0"):
+        Folder(write_clips(tmp_path / "mine"), px=16, test=0)
+
+
+@pytest.mark.parametrize("actions", ["numbers", "none"])
+def test_a_roll_out_of_ones_own_clips_outlasts_them(actions, tmp_path):
+    """Beyond the end of a clip there are no actions to tell."""
+    task = in_folder(write_clips(tmp_path / "mine", actions=actions))
+    model = model_for(task)
+    made, truth, context = task.generate(model, 2, 0, told)
+    assert context == 2
+    assert made.shape == (2, 2 + 8, 16, 16, 3)
+    assert truth.shape == (2, 6, 16, 16, 3)
+    np.testing.assert_array_equal(made[:, :2], truth[:, :2])
+    assert all((tmp_path / name).is_file() for name in task._show(tmp_path, made[:1], truth[:1], context))
+
+
+def test_clips_of_a_window_each_can_be_judged_by(tmp_path):
+    task = in_folder(write_clips(tmp_path / "mine"))
+    task.evaluate(model_for(task), tmp_path, samples=2, seed=0, progress=told)
+
+
+def test_roll_outs_shorter_than_the_clips_are_shown(tmp_path):
+    task = in_folder(write_clips(tmp_path / "mine", frames=20), tokens=10, frames=20, length=4)
+    assert task.sample(model_for(task), tmp_path, samples=2, seed=0, progress=told)
+
+
+def test_a_context_longer_than_a_window_is_given_whole_or_refused(tmp_path):
+    task = in_folder(write_clips(tmp_path / "mine", frames=12), sampling=RollOut(steps=2, context=5))
+    made, _, context = task.generate(model_for(task), 2, 0, told)
+    assert made.shape[1] == context + task.length
+
+
+# Training.
+
+
+def tiny(recipe="labyrinth", **changes):
+    """A recipe's experiment on few small clips."""
+    experiment = VIDEO[recipe]()
+    backbone = BACKBONE if isinstance(experiment.model.backbone, SpaceTimeConfig) else ConvRNNConfig(4, 4, (1, 2), 1)
+    small = {"steps": 4, "minutes": None, "batch": 4, "validate_every": 2, "log_every": 1, "threads": 1, "warmup": 2, "ema": 0.9}
+    experiment = replace(experiment, task=TASK, model__backbone=backbone, **{f"train__{name}": value for name, value in small.items()})
+    return replace(experiment, **changes)
+
+
+@pytest.mark.parametrize("recipe", ["labyrinth", "labyrinth-gru"])
+def test_a_training_stopped_and_resumed_comes_to_the_same_loss(recipe, tmp_path, monkeypatch):
+    experiment = tiny(recipe)
+    whole = train(experiment, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        half = train(experiment, tmp_path / "parts", quiet=True)
+    assert (half.status, half.step) == ("interrupted", 2)
+    loaded = DiffusionForcing.from_pretrained(tmp_path / "parts" / "model")
+    assert isinstance(loaded.codec, Patches)
+    rest = train(experiment, tmp_path / "parts", quiet=True)
+    assert (rest.status, rest.step, rest.loss, rest.valid_loss) == ("done", 4, whole.loss, whole.valid_loss)
+    assert not differing(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_training_learns(tmp_path):
+    options = {"train__lr": 5e-3, "train__batch": 8, "train__validate_every": 60, "task__clips": 48}
+    first, last = (train(tiny(train__steps=steps, **options), tmp_path / str(steps), quiet=True).valid_loss for steps in (1, 60))
+    assert last < 0.95 * first
+    made = list(TASK.roll_out(DiffusionForcing.from_pretrained(tmp_path / "60" / "model"), 4, None, np.zeros((1, 4, 2), np.float32)))
+    assert sum(chunk.shape[1] for chunk in made) == 4
+
+
+def test_a_baseline_that_sees_a_clean_past_trains_too(tmp_path):
+    result = train(tiny(train__steps=1, train__draw="teacher_forced"), tmp_path, quiet=True)
+    assert np.isfinite(result.valid_loss)
+
+
+def test_an_experiment_on_a_folder_is_written_down_and_read_again(tmp_path):
+    experiment = tiny(task=in_folder(tmp_path / "mine"))
+    save_experiment(experiment, tmp_path / "config.json")
+    assert load_experiment(tmp_path / "config.json") == experiment
+
+
+# Roll-outs.
+
+
+def roll(model, length, context, actions, seed=0, task=TASK, **sampling):
+    """Frames of a roll-out in one piece."""
+    batch = len(actions) if actions is not None else 1
+    how = changed(task.sampling, **sampling)
+    chunks = task.roll_out(model, length, context, actions, batch=batch, generator=seeded(seed), sampling=how)
+    return np.concatenate(list(chunks), axis=1)
+
+
+@pytest.mark.parametrize("length", [1, 8])
+@pytest.mark.parametrize("sampling", [{}, {"horizon": 3}, {"horizon": 2, "schedule": "pyramid", "slope": 1.0, "eta": 1.0}], ids=str)
+def test_a_roll_out_has_exactly_its_length(length, sampling, model, real):
+    frames, actions = real
+    made = roll(model, length, frames[:, :4], actions, **sampling)
+    assert made.shape == (3, length, 16, 16, 3)
+    assert made.dtype == np.uint8
+    assert made.std() > 1
+    np.testing.assert_array_equal(made, roll(model, length, frames[:, :4], actions, **sampling))
+    assert (made != roll(model, length, frames[:, :4], actions, seed=1, **sampling)).any()
+
+
+def test_frames_come_as_they_are_made(model, real, monkeypatch):
+    """A chunk a window; the first before the second is begun."""
+    frames, actions = real
+    calls = []
+    predict = model.predict
+    monkeypatch.setattr(model, "predict", lambda *arguments: calls.append(1) or predict(*arguments))
+    chunks = TASK.roll_out(model, 8, frames[:, :2], actions, batch=3, generator=seeded(0))
+    assert not calls
+    assert next(chunks).shape == (3, 2, 16, 16, 3)
+    first = len(calls)
+    assert first == TASK.sampling.steps
+    assert [chunk.shape[1] for chunk in chunks] == [2, 2, 2]
+    assert len(calls) == 4 * first
+
+
+def test_a_longer_roll_out_begins_like_a_shorter_one(model, real):
+    frames, actions = real
+    np.testing.assert_array_equal(roll(model, 10, frames[:, :2], actions)[:, :4], roll(model, 4, frames[:, :2], actions))
+
+
+def test_a_roll_out_sets_out_from_nothing(model, real):
+    frames, actions = real
+    made = roll(model, 6, None, actions)
+    assert made.shape == (3, 6, 16, 16, 3)
+    np.testing.assert_array_equal(made, roll(model, 6, frames[:, :0], actions))
+    assert (made != roll(model, 6, frames[:, :2], actions)).any()
+
+
+def test_a_roll_out_goes_on_from_its_context(model, real):
+    frames, actions = real
+    one, two = (roll(model, 4, given, actions) for given in (frames[:, :4], frames[[1, 0, 2], :4]))
+    assert (one[:2] != two[:2]).any()
+    np.testing.assert_array_equal(one[2], two[2])
+
+
+def test_a_roll_out_follows_its_actions_when_they_come(model, real):
+    """Actions are counted from the first frame of the context; those of the last token change the last token alone."""
+    frames, actions = real
+    other = actions.copy()
+    other[:, 6:] += 3
+    one, two = (roll(model, 6, frames[:, :2], acted[:, :8]) for acted in (actions, other))
+    np.testing.assert_array_equal(one[:, :4], two[:, :4])
+    assert (one[:, 4:] != two[:, 4:]).any()
+
+
+def test_where_actions_end_none_are_told(model, real):
+    frames, actions = real
+    still = np.concatenate([actions[:, :5], np.zeros((3, 3, 2), np.float32)], axis=1)
+    np.testing.assert_array_equal(roll(model, 6, frames[:, :2], actions[:, :5]), roll(model, 6, frames[:, :2], still))
+
+
+def test_a_context_that_fills_no_token_is_refused(model, real):
+    frames, actions = real
+    with pytest.raises(ValueError, match="2 must divide 3"):
+        roll(model, 4, frames[:, :3], actions)
+
+
+def test_a_model_that_was_told_actions_needs_them(model, real):
+    with pytest.raises(ValueError, match="reads conditions of 4 numbers a token; got 0"):
+        list(TASK.roll_out(model, 4, real[0][:1, :2], None))
+
+
+def test_as_many_clips_go_on_as_there_are_contexts(model, real):
+    frames, actions = real
+    assert next(TASK.roll_out(model, 4, frames[:, :2], actions)).shape[0] == 3
+
+
+def test_without_actions_none_are_told(real):
+    task = changed(TASK, told=False)
+    model = model_for(task)
+    made = [np.concatenate(list(task.roll_out(model, 4, real[0][:1, :2], acted, generator=seeded(0)))) for acted in (None, real[1][:1])]
+    np.testing.assert_array_equal(*made)
+
+
+def test_frames_between_are_those_of_some_way_on(model, real):
+    frames, actions = real
+    made, again, other = (
+        TASK.between(model, frames[:, :4], frames[:, 8:10], 2, actions=actions[:, :10], generator=seeded(seed), draws=3)
+        for seed in (0, 0, 1)
+    )
+    assert made.shape == (3, 4, 16, 16, 3)
+    assert made.dtype == np.uint8
+    np.testing.assert_array_equal(made, again)
+    assert (made != other).any()
+
+
+# What is said and drawn.
+
+
+def is_png(file):
+    return file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("context", [0, 1])
+def test_sample_writes_a_film_and_sheets(context, model, tmp_path):
+    task = changed(TASK, sampling=RollOut(steps=2, context=context))
+    files = task.sample(model, tmp_path, samples=8, seed=0, progress=told)
+    assert [file.name for file in files] == ["samples.mp4", "beginning.png", "rollout.png"]
+    assert all(file.parent == tmp_path for file in files)
+    assert all(is_png(file) for file in files[1:])
+    av = pytest.importorskip("av", reason="mp4 needs PyAV")
+    with av.open(str(files[0])) as film:
+        shown = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert len(shown) == 2 * context + 8
+    assert shown[0].shape == (3 * 16, 3 * 6 * 16, 3)  # six clips side by side, three times as large
+
+
+@pytest.mark.parametrize("context", [0, 1])
+def test_evaluate_says_and_draws_what_it_measured(context, model, tmp_path):
+    task = changed(TASK, sampling=RollOut(steps=2, context=context))
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    assert ("first token PSNR" in evaluation.metrics) == bool(context)
+    assert "first token LPIPS" not in evaluation.metrics
+    assert all(np.isfinite(value) for value in evaluation.metrics.values())
+    (table,) = evaluation.tables
+    assert table.title == f"2 roll-outs of 8 frames after {2 * context}, 2 steps a token"
+    assert [row[0] for row in table.rows] == list(evaluation.metrics)
+    assert list(evaluation.figures) == ["beginning.png", "rollout.png"]
+    assert all(is_png(tmp_path / name) for name in evaluation.figures)
+
+
+def test_the_seed_decides_what_is_measured(model, tmp_path):
+    one, again, other = (TASK.evaluate(model, tmp_path, samples=1, seed=seed, progress=told).metrics for seed in (0, 0, 1))
+    assert one == again
+    assert one != other
+
+
+@pytest.mark.filterwarnings("ignore:The figure layout")
+def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
+    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
+    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
+    evaluation = changed(TASK, length=32).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    assert list(evaluation.figures) == ["beginning.png", "rollout.png", "curves.png"]
+    assert is_png(tmp_path / "curves.png")
+    assert evaluation.metrics["first token LPIPS"] > 0
+    for name in ("video-FD", "frame-FD", "blow-up"):
+        assert {f"{name} first window", f"{name} last window", f"{name} real"} <= evaluation.metrics.keys()
+    assert all(np.isfinite(value) for value in evaluation.metrics.values())
+
+
+@pytest.mark.parametrize("options", [{"length": 8}, {"length": 32, "real": 3}], ids=str)
+def test_short_or_few_clips_have_no_curves(options, model, tmp_path, monkeypatch):
+    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
+    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
+    evaluation = changed(TASK, **options).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    assert "curves.png" not in evaluation.figures
+    assert "first token LPIPS" in evaluation.metrics
+
+
+def test_the_truth_scores_perfectly_and_a_still_picture_badly(real):
+    """A measure that cannot fail measures nothing."""
+    frames, _ = real
+    perfect, _ = judge(frames, frames, frames[:, 2:], 2, 2, told)
+    assert perfect["first token PSNR"] == np.inf
+    assert perfect["pixel mean over real"] == pytest.approx(1)
+    assert perfect["pixel std over real"] == pytest.approx(1)
+    still = np.repeat(frames[:, 1:2], frames.shape[1], axis=1)
+    stuck, _ = judge(still, frames, frames[:, 2:], 2, 2, told)
+    assert stuck["first token PSNR"] == stuck["last frame copied PSNR"] == perfect["last frame copied PSNR"] < 40
+    assert stuck["last frame copied PSNR"] == pytest.approx(np.mean(psnr(still[:, 2:4], frames[:, 2:4])))
+    assert stuck["late motion over real"] == 0
+    grey, _ = judge(np.full_like(frames, 128), frames, frames[:, 2:], 2, 2, told)
+    assert grey["pixel std over real"] == 0
+
+
+def curve(n=3):
+    return Curve(np.arange(n) * 16, np.arange(n) + 1.0, np.arange(n) + 0.5, np.arange(n) + 1.5, 0.5, 0.4, 0.6)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The figure that curves of two models are drawn in, and what was warned of meanwhile."""
+    figures, figure, file = [], report.figure, tmp_path_factory.mktemp("drawn") / "curves.png"
+
+    @contextmanager
+    def spy(*arguments, **options):
+        with figure(*arguments, **options) as fig:
+            figures.append(fig)
+            yield fig
+
+    ours = {name: curve() for name in SCORES}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        patch.setattr(report, "figure", spy)
+        draw_curves(ours, file, 10, names={"ours": ours, "theirs": ours})
+    assert is_png(file)
+    return figures[0], [str(one.message) for one in warned]
+
+
+def test_a_panel_shows_each_score_of_each_model(drawn):
+    fig, _ = drawn
+    assert [ax.get_title() for ax in fig.axes][: len(SCORES)] == list(SCORES)
+    assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["ours", "theirs"]
+
+
+def test_panels_without_a_score_are_hidden(drawn):
+    assert sum(ax.get_visible() for ax in drawn[0].axes) == len(SCORES)
+
+
+def test_curves_are_drawn_without_a_warning(drawn):
+    assert not drawn[1]
+
+
+def test_without_weights_one_is_warned(monkeypatch):
+    import diffusion_forcing.perception as module
+
+    def none():
+        raise RuntimeError("no weights here")
+
+    monkeypatch.undo()  # the fixture's own eyes
+    monkeypatch.setattr(module, "perception", none)
+    with pytest.warns(UserWarning, match="without LPIPS.*no weights here"):
+        assert video_pictures._eyes() is None
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"frames": 15}, "clips are cut into tokens of so many frames: 2 must divide 15"),
+        ({"length": 7}, "roll-outs are cut into tokens of so many frames: 2 must divide 7"),
+        ({"patch": 5}, "frames are cut into patches of so many pixels: 5 must divide 16"),
+        ({"patch": -4}, "-4 must divide 16"),
+        ({"frames": 4}, "a window of 3 tokens has 6 frames, but clips have 4; give them more"),
+        ({"tokens": 9}, "a window of 9 tokens has 18 frames, but clips have 16"),
+        ({"clips": 0}, "clips counts from 1; got 0"),
+        ({"tokens": 0}, "tokens counts from 1; got 0"),
+        ({"stack": 0}, "stack counts from 1; got 0"),
+        ({"length": 0}, "length counts from 1; got 0"),
+        ({"real": 0}, "real counts from 1; got 0"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        changed(TASK, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"components": 0}, "keep 1 to 96 of them, got 0"),
+        ({"components": 97}, "a patch of 2 x 4 x 4 px has 96 numbers; keep 1 to 96 of them, got 97"),
+        ({"whiten": 2.0}, "whiten goes from 0"),
+    ],
+    ids=str,
+)
+def test_options_of_the_codec_are_refused_when_it_is_fitted(options, words):
+    with pytest.raises(ValueError, match=words):
+        changed(TASK, **options).data()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 0}, "steps counts from 1; got 0"),
+        ({"horizon": 0}, "horizon counts from 1; got 0"),
+        ({"context": -1}, "context counts tokens, from 0; got -1"),
+    ],
+    ids=str,
+)
+def test_samplings_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        RollOut(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stabilization": -1}, "stabilization is a level"),
+        ({"stabilization": 101}, "stabilization is a level in 0..100, a small one; got 101"),
+        ({"eta": 2.0}, "eta goes from 0"),
+    ],
+    ids=str,
+)
+def test_samplings_that_do_not_go_with_a_model_are_refused_before_the_first_frame(options, words, model, real):
+    with pytest.raises(ValueError, match=words):
+        next(TASK.roll_out(model, 4, real[0][:1, :2], real[1][:1], sampling=changed(TASK.sampling, **options)))
+
+
+# Recipes.
+
+# Shape of a token and numbers of a condition: of the published clips, actions come in three or four kinds.
+TOKENS = {
+    "labyrinth": ((64, 8, 8), 4 * 2),
+    "labyrinth-gru": ((64, 8, 8), 4 * 2),
+    "voxels": ((64, 8, 8), 4 * 2),
+    "clips": ((64, 8, 8), 0),
+    "dmlab": ((12, 64, 64), 4 * 3),
+    "minecraft": ((24, 128, 128), 8 * 4),
+}
+MILLIONS = {"dmlab": 24, "minecraft": 36}
+
+
+def test_every_recipe_is_known():
+    assert set(TOKENS) == set(VIDEO)
+    assert all(RECIPES[name] is recipe for name, recipe in VIDEO.items())
+    assert all(recipe.__doc__ for recipe in VIDEO.values())
+
+
+@pytest.mark.parametrize("name", VIDEO)
+def test_every_recipe_builds(name):
+    experiment = VIDEO[name]()
+    assert isinstance(experiment, Experiment)
+    task = experiment.task
+    event, cond = TOKENS[name]
+    side = task.world.px // task.patch if task.patch else task.world.px
+    assert event == (task.components if task.patch else 3 * task.stack, side, side)
+    if hasattr(task.world, "actions"):
+        assert cond == task.stack * len(task.world.actions)
+    model = experiment.model.build(event, cond)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if name in MILLIONS:
+        assert size == pytest.approx(MILLIONS[name] * 1e6, rel=0.1)
+        assert cond == task.stack * task.world.action_kinds
+        assert experiment.model.frame_stack == task.stack
+    else:
+        assert size < 5e6
+    if name == "dmlab":
+        x, k = torch.zeros(1, 2, *event), torch.tensor([[0, 1000]])
+        with torch.no_grad():
+            assert model(x, k, torch.zeros(1, 2, cond)).shape == (1, 2)
