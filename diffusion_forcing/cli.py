@@ -36,6 +36,7 @@ HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: e
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
   [bold]dforce data RECIPE[/]                 make a recipe's data now, rather than when training starts
+  [bold]dforce play RUN --keys wwwddww[/]     lead a video model by hand and film what it imagines
   [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = sys.argv[1:] if arguments is None else arguments
     commands: dict[str, Callable[[list[str]], int]] = {
         "list": list_recipes, "train": train_recipe, "eval": evaluate_run, "sample": sample_run, "report": report_run,
-        "data": make_data, "forecast": forecast_table,
+        "data": make_data, "forecast": forecast_table, "play": play_run,
     }  # fmt: skip
     if not words or words[0] in ("-h", "--help", "help"):
         console.print(HELP)
@@ -111,6 +112,9 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         console.print("stopped")
         code = 130
+    except BrokenPipeError:  # `dforce ... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     sys.exit(code)
 
 
@@ -222,6 +226,16 @@ def forecast_table(words: list[str]) -> int:
     return forecast(words)
 
 
+def play_run(words: list[str]) -> int:
+    """dforce play RUN"""
+    from .play import PlayOptions, play
+
+    options, task, model, folder = _of_run(PlayOptions, words, "dforce play")
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(f"film  {play(options, task, model, folder)}", markup=False)
+    return 0
+
+
 def report_run(words: list[str]) -> int:
     """dforce report RUN"""
     console.print(f"report  {write_report(tyro.cli(ReportOptions, args=words, prog='dforce report').run)}")
@@ -283,7 +297,7 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
     made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
     configured = tyro.conf.configure(tyro.conf.AvoidSubcommands)(made)
     options = tyro.cli(configured, args=words, prog=prog, description=kind.__doc__)
-    if options.samples is not None and options.samples < 1:
+    if getattr(options, "samples", None) is not None and options.samples < 1:
         raise ValueError(f"--samples counts from 1; got {options.samples}")
     return options, options.task, model, folder
 

@@ -118,6 +118,8 @@ class ModelConfig:
     """Of fused_snr: frames in a token."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
+    emphasis: float = 0.0
+    """By which power of its variance each number of a token counts in the loss; 0: all alike."""
 
     def build(
         self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None,
@@ -153,7 +155,7 @@ class ModelConfig:
         weight = weights[self.weight]
         return DiffusionForcing(
             backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec,
-            variance=variance, joints=joints, smoother=smoother,
+            variance=variance, joints=joints, smoother=smoother, emphasis=self.emphasis,
         )  # fmt: skip
 
 

@@ -28,7 +28,8 @@ class DiffusionForcing(Pretrained, nn.Module):
     (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
     the same for all. What the network outputs and reads stays of size 1 at every level. joints: laws that
     tie each token to the next, which predictions are made to obey. smoother: linear guesses over the whole sequence, which the backbone
-    reads as part of its condition. Both are for models that see everything.
+    reads as part of its condition. Both are for models that see everything. emphasis: by which power of its variance each number counts
+    in the loss; 0: all alike.
     """
 
     variance: Tensor | None
@@ -36,7 +37,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, variance: Tensor | None = None,
-        joints: Joints | None = None, smoother: Smoother | None = None,
+        joints: Joints | None = None, smoother: Smoother | None = None, emphasis: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -57,6 +58,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         self.weight: Weight = WEIGHTS[weight]() if isinstance(weight, str) else weight
         self.clip = clip
         self.codec = codec
+        self.emphasis = emphasis
         if joints is not None and (self.causal or variance is None):
             raise ValueError("joints reach back from later tokens, by what noise leaves open: they need a variance and a backbone that "
                              "sees everything (causal=False)")  # fmt: skip
@@ -90,6 +92,9 @@ class DiffusionForcing(Pretrained, nn.Module):
         if self.variance is not None:
             clean = x / self.variance.sqrt()
         error = (out - target(self.parameterization, clean, noise, alpha, sigma)) ** 2
+        if self.emphasis and self.variance is not None:
+            counts = self.variance**self.emphasis
+            error = error * (counts / counts.mean())
         return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:

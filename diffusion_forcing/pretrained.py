@@ -71,6 +71,7 @@ def describe(model: Any) -> dict[str, Any]:
         "weight": weight,
         "clip": model.clip,
         "variance": model.variance is not None and list(model.variance.shape),
+        "emphasis": model.emphasis,
         "joints": model.joints and list(model.joints.left.shape),
         "smoother": model.smoother and {"shape": list(model.smoother.covariance.shape), "octaves": model.smoother.octaves},
         "codec": describe_codec(model.codec),
@@ -123,6 +124,7 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         variance=torch.ones(shape) if shape else None,
         joints=_build_joints(config.get("joints")),
         smoother=_build_smoother(config.get("smoother")),
+        emphasis=config.get("emphasis", 0.0),
     )
 
 

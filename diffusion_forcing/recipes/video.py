@@ -9,9 +9,9 @@ from ..tasks.video import Folder, RollOut, Video
 
 TRAIN = TrainConfig(
     steps=None, minutes=75.0, batch=8, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
-    validate_every=500,
+    warmup=50, validate_every=250,
 )  # fmt: skip
-SMALL = ModelConfig(SpaceTimeConfig(), schedule="cosine", weight="uniform")
+SMALL = ModelConfig(SpaceTimeConfig(), emphasis=1.0)
 
 
 def labyrinth() -> Experiment:
@@ -32,7 +32,7 @@ def clips() -> Experiment:
 def labyrinth_gru() -> Experiment:
     """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
     backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
-    return Experiment(Video(Labyrinth()), ModelConfig(backbone), TRAIN)
+    return Experiment(Video(Labyrinth()), ModelConfig(backbone, emphasis=1.0), TRAIN)
 
 
 def dmlab() -> Experiment:
