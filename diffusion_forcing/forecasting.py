@@ -35,7 +35,7 @@ Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), different
 Clock = NDArray[np.int64]
 ROWS = 20_000  # sequences sampled at a time, to bound memory
 FORMAT = 1
-FEW = 8  # past steps below which their noise says nothing of how series go together
+FEW = 8  # past windows below which their noise says nothing of how series go together
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class SeriesModel:
     context: int
     """Steps of the past that the network reads."""
     echoes: Tensor
-    """(m, d), the noise of the series in m past steps: as it went together then, new noise goes together. m = 0: on its own."""
+    """(w, h, d), the noise of all series in w past windows: as it went together then, new noise goes together. w = 0: on its own."""
     phases: Tensor
-    """(m,), the phase of the season at each of these steps."""
+    """(w,), the phase of the season at which each of these begins."""
     warmth: Tensor
     """(h,), standard deviation of the noise of each step ahead: 1 for a network that is as sure as it should be."""
     joint: bool = False
@@ -88,7 +88,7 @@ class SeriesModel:
     def bare(cls, model: DiffusionForcing, normal: Normal, covariates: Covariates, context: int, joint: bool = False) -> SeriesModel:
         """Before it has listened: series on their own."""
         d = len(normal.mean)
-        nothing = torch.zeros(0, d), torch.zeros(0, dtype=torch.long), torch.ones(normal.horizon)
+        nothing = torch.zeros(0, normal.horizon, d), torch.zeros(0, dtype=torch.long), torch.ones(normal.horizon)
         return cls(model, normal, covariates, context, *nothing, joint)
 
     @property
@@ -308,10 +308,9 @@ class SeriesModel:
         warmth = np.sqrt(np.nanmean(fresh**2, axis=(0, 2))) if len(fresh) else np.ones(self.horizon)
         warmth, ahead = np.nan_to_num(warmth, nan=1.0), np.arange(self.horizon)
         smooth = np.polynomial.Polynomial.fit(ahead, warmth, 1)(ahead) if self.horizon > 1 else warmth
-        phases = clock[origins[:, None] + np.arange(self.horizon)] % self.normal.season
         return dataclasses.replace(
-            self, echoes=torch.from_numpy(np.nan_to_num(noises).reshape(-1, noises.shape[-1])).float(),
-            phases=torch.from_numpy(phases.reshape(-1)), warmth=torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float(),
+            self, echoes=torch.from_numpy(np.nan_to_num(noises)).float(), phases=torch.from_numpy(clock[origins] % self.normal.season),
+            warmth=torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float(),
         )  # fmt: skip
 
     def _noise_of(self, values: Array, clock: Clock, known: Array, origin: int, steps: int) -> Array:
@@ -342,32 +341,33 @@ class SeriesModel:
         return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
 
     def _noise(self, number: int, clock: Clock, generator: Generator | None) -> Tensor:
-        """White in time, between series as in past steps of the same phase: (n, h, d).
+        """Noise (n, h, d) that goes together, between series and in time, as in past windows that began at the same phase.
 
         A sum of past noises with random weights has their covariance; some noise of each series' own is added, as much as the uncertainty
         of their correlations asks (Schäfer and Strimmer).
         """
-        d = self.echoes.shape[1]
+        d = self.echoes.shape[2]
         noise = torch.randn(number, len(clock), d, generator=generator)
+        past = self.echoes[self.phases == int(clock[0]) % self.normal.season]
+        past = past if len(past) >= FEW else self.echoes
+        if len(past) < FEW or d == 1:
+            return noise
+        size = (past**2).mean((0, 1)).sqrt()
+        unit = (past / size.clamp(min=1e-6)).double()  # so that sums come out alike wherever they lie in memory
         own = self._share
-        for step, phase in enumerate((clock % self.normal.season).tolist()):
-            past = self.echoes[self.phases == phase]
-            past = past if len(past) >= FEW else self.echoes
-            if len(past) < FEW or d == 1:
-                continue
-            size = (past**2).mean(0).sqrt()
-            weights = torch.randn(number, len(past), generator=generator) / math.sqrt(len(past))
-            shared = weights @ (past / size.clamp(min=1e-6))
-            together = math.sqrt(1 - own) * shared + math.sqrt(own) * noise[:, step]
-            noise[:, step] = torch.where(size > 1e-6, together, noise[:, step])  # a series not heard of then has noise of its own
+        for first in range(0, len(clock), past.shape[1]):  # a series that was last seen earlier is drawn for longer than a window
+            here = noise[:, first : first + past.shape[1]]
+            weights = torch.randn(number, len(past), generator=generator).double() / math.sqrt(len(past))
+            shared = torch.einsum("nw,whd->nhd", weights, unit[:, : here.shape[1]]).float()
+            together = math.sqrt(1 - own) * shared + math.sqrt(own) * here
+            noise[:, first : first + past.shape[1]] = torch.where(size > 1e-6, together, here)  # a series not heard of has noise of its own
         return noise
 
     @functools.cached_property
     def _share(self) -> float:
         """Share of the noise's variance that is each series' own, 0 to 1."""
         uncertain, strength = 0.0, 0.0
-        for phase in self.phases.unique().tolist():
-            past = self.echoes[self.phases == phase]
+        for past in self.echoes.transpose(0, 1):  # of each step ahead
             if len(past) < FEW:
                 continue
             unit = past / past.norm(dim=0).clamp(min=1e-9)
@@ -386,12 +386,12 @@ class SeriesModel:
         own = {name: getattr(self.normal, name)[which] for name in ("offset", "mean", "std", "spread", "low")}
         about = dataclasses.replace(self.covariates, about=self.covariates.about[which])
         return dataclasses.replace(
-            self, normal=dataclasses.replace(self.normal, **own), covariates=about, echoes=self.echoes[:, torch.from_numpy(which)]
+            self, normal=dataclasses.replace(self.normal, **own), covariates=about, echoes=self.echoes[..., torch.from_numpy(which)]
         )
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
-        if values.ndim != 2 or values.shape[1] != self.echoes.shape[1]:
-            raise ValueError(f"the model was trained on {self.echoes.shape[1]} series; got values of shape {values.shape}")
+        if values.ndim != 2 or values.shape[1] != self.echoes.shape[2]:
+            raise ValueError(f"the model was trained on {self.echoes.shape[2]} series; got values of shape {values.shape}")
         if not 1 <= horizon <= self.horizon:
             raise ValueError(f"the model forecasts 1 to {self.horizon} steps ahead; got {horizon}. Train one with a longer horizon")
         if len(values) <= self.normal.warm:
@@ -430,7 +430,7 @@ def limited(series: SeriesModel, which: int, single: bool) -> SeriesModel:
     """The model of one of its series, or all of it."""
     if single:
         series._check_apart("a forecast of one series")
-    return series._only(np.array([which])) if single and series.echoes.shape[1] > 1 else series
+    return series._only(np.array([which])) if single and series.echoes.shape[2] > 1 else series
 
 
 def _extend(clock: Clock, steps: int) -> Clock:

@@ -1,0 +1,96 @@
+"""A video model led by hand: keys, files and the terminal, and what they make of its frames."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from oracles import randomised
+
+from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
+from diffusion_forcing.envs.labyrinth import Labyrinth
+from diffusion_forcing.envs.voxels import Voxels
+from diffusion_forcing.play import Player, PlayOptions, actions_of, keys_of, play
+from diffusion_forcing.tasks.composition import Composition
+from diffusion_forcing.tasks.video import Folder, RollOut, Video
+
+TASK = Video(
+    Labyrinth(size=2, px=16), clips=6, frames=16, tokens=3, stack=2, patch=4, components=6, length=8, sampling=RollOut(steps=2, context=1)
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        data = TASK.data()
+        made = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3), levels=100)
+        built = made.build(data.train.event, data.train.cond_width, data.codec)
+        randomised(built.backbone, seed=1)
+        yield built.eval()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+
+
+def test_each_key_is_a_token_of_frames(model):
+    player = Player(TASK, model)
+    assert player.first.shape == (2, 16, 16, 3)
+    for chunk in actions_of("wd", keys_of(TASK, 2), 2):
+        frames = player.step(chunk)
+        assert frames.shape == (2, 16, 16, 3)
+        assert frames.dtype == np.uint8
+
+
+def test_what_is_done_decides_what_is_seen_and_the_seed_the_rest(model):
+    def seen(keys, seed=0):
+        player = Player(TASK, model, seed)
+        return np.concatenate([player.step(chunk) for chunk in actions_of(keys, keys_of(TASK, 2), 2)])
+
+    np.testing.assert_array_equal(seen("wwa"), seen("wwa"))
+    first, other = seen("wwa"), seen("wwd")
+    np.testing.assert_array_equal(first[:4], other[:4])
+    assert (first[4:] != other[4:]).any()
+    assert (seen("wwa", 1) != first).any()
+
+
+def test_turning_right_is_turning_right_in_both_worlds():
+    labyrinth, voxels = (keys_of(Video(world), 2) for world in (Labyrinth(), Voxels()))
+    assert labyrinth["d"] == (0.0, 1.0)  # positive to the right
+    assert voxels["d"] == (0.0, -1.0)  # positive to the left
+    assert labyrinth["e"][0] == voxels["e"][0] == 1.0
+    assert keys_of(Video(Folder()), 3) == {"0": (1.0, 0.0, 0.0), "1": (0.0, 1.0, 0.0), "2": (0.0, 0.0, 1.0)}
+
+
+def test_a_film_is_made_of_keys_a_file_or_lines(model, tmp_path, monkeypatch):
+    film = play(PlayOptions(tmp_path, keys="ww", out=tmp_path / "keys.gif"), TASK, model, tmp_path)
+    assert film.stat().st_size > 0
+    np.save(tmp_path / "actions.npy", np.ones((5, 2)))  # the fifth frame fills no token
+    assert play(PlayOptions(tmp_path, file=tmp_path / "actions.npy", out=tmp_path / "file.gif"), TASK, model, tmp_path).exists()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("w d\n\nwww\n"))
+    assert play(PlayOptions(tmp_path, out=tmp_path / "lines.gif"), TASK, model, tmp_path).exists()
+    from PIL import Image
+
+    assert [getattr(Image.open(tmp_path / name), "n_frames", 1) for name in ("keys.gif", "file.gif", "lines.gif")] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "words"),
+    [
+        ({"keys": "wx"}, TASK, "there is no key 'x'; there are w a d q e s"),
+        ({"keys": "w"}, Composition(), "only video models can be played"),
+    ],
+)
+def test_what_cannot_be_played_says_so(model, tmp_path, options, task, words):
+    with pytest.raises(ValueError, match=words):
+        play(PlayOptions(tmp_path, out=tmp_path / "film.gif", **options), task, model, tmp_path)
+    assert not (tmp_path / "film.gif").exists()
+
+
+def test_actions_of_the_wrong_shape_or_none_say_so(model, tmp_path):
+    with pytest.raises(ValueError, match=r"a token takes 2 actions of 2 numbers; got \(2, 3\)"):
+        Player(TASK, model).step(np.zeros((2, 3), np.float32))
+    with pytest.raises(FileNotFoundError, match="there are no actions"):
+        play(PlayOptions(tmp_path, file=tmp_path / "none.npy", out=tmp_path / "film.gif"), TASK, model, tmp_path)
