@@ -365,16 +365,13 @@ class SeriesModel:
 
     @functools.cached_property
     def _share(self) -> float:
-        """Share of the noise's variance that is each series' own, 0 to 1."""
-        uncertain, strength = 0.0, 0.0
-        for past in self.echoes.transpose(0, 1):  # of each step ahead
-            if len(past) < FEW:
-                continue
-            unit = past / past.norm(dim=0).clamp(min=1e-9)
-            r = unit.T @ unit
-            r.fill_diagonal_(0.0)
-            uncertain += float(((1 - r**2) ** 2).sum() - len(r)) / (len(past) - 1)
-            strength += float((r**2).sum())
+        """Share of the noise's variance that is each series' own, 0 to 1: what all steps of all windows leave open of the correlations."""
+        past = self.echoes.flatten(0, 1)
+        unit = past / past.norm(dim=0).clamp(min=1e-9)
+        r = unit.T @ unit
+        r.fill_diagonal_(0.0)
+        strength = float((r**2).sum())
+        uncertain = float(((1 - r**2) ** 2).sum() - len(r)) / max(1, len(past) - 1)
         return min(1.0, max(0.02, uncertain / strength)) if strength > 0 else 1.0
 
     def _check_apart(self, what: str) -> None:
