@@ -64,6 +64,8 @@ class Labyrinth:
     """How many sets of textures there are; a clip shows one of them."""
     art: Literal["procedural", "labmaze"] = "procedural"
     """Textures of our own, or those of the package labmaze (pip install labmaze --no-deps)."""
+    contrast: float = 1.0
+    """Of the pictures on walls and floor: 1 as they are, 0 plain colours. Gentle ones are easier to learn."""
     loops: float = 0.25
     """Share of the walls between cells, beyond a tree of ways, that are removed: 0 leaves one way to each cell, 1 a hall of pillars."""
     turn: float = 15.0
@@ -80,6 +82,8 @@ class Labyrinth:
             raise ValueError(f"art should be procedural or labmaze; got {self.art!r}")
         if self.styles < 1 or (self.art == "labmaze" and self.styles > 15):
             raise ValueError(f"styles should be 1 or more, and at most 15 for labmaze's textures; got {self.styles} for {self.art}")
+        if not 0 <= self.contrast <= 1:
+            raise ValueError(f"contrast goes from 0, plain colours, to 1; got {self.contrast}")
         if not 0 <= self.loops <= 1:
             raise ValueError(f"loops is a share of walls, from 0 to 1; got {self.loops}")
         if not 0 < self.turn <= 90:
@@ -139,7 +143,7 @@ class Labyrinth:
         frames = np.empty((len(poses), self.px, self.px, 3), np.uint8)
         many = max(1, _PIXELS // self.px**2)
         for at in range(0, len(poses), many):
-            _render(self.px, self.art, place, poses[at : at + many], frames[at : at + many])
+            _render(self.px, self.art, self.contrast, place, poses[at : at + many], frames[at : at + many])
         return frames
 
     def _walk(self, place: Place, rng: np.random.Generator) -> Generator[tuple[Array, Array], None, None]:
@@ -328,9 +332,9 @@ def _level(depth: Array) -> Array:
     return (depth / (depth + 4) * LEVELS).astype(np.int32)
 
 
-def _render(px: int, art: str, place: Place, poses: Array, frames: Frame) -> None:
+def _render(px: int, art: str, contrast: float, place: Place, poses: Array, frames: Frame) -> None:
     """Write what is seen from poses (f, 3) to frames (f, px, px, 3)."""
-    screen, table = _screen(px), _table(art, place.style, px)
+    screen, table = _screen(px), _table(art, place.style, px, contrast)
     heading = [float(value) for value in poses[:, 2]]
     cos = np.array([math.cos(value) for value in heading], np.float32)[:, None]
     sin = np.array([math.sin(value) for value in heading], np.float32)[:, None]
@@ -404,9 +408,11 @@ def _cast(place: Place, x: Array, y: Array, ray_x: Array, ray_y: Array) -> tuple
 
 
 @lru_cache(maxsize=8)
-def _table(art: str, style: int, px: int) -> Table:
+def _table(art: str, style: int, px: int, contrast: float = 1.0) -> Table:
     """Floor, walls and sky of a style in one array. Depth makes them darker, and smoother as a pixel covers more texels."""
     source = _art(art, style)
+    if contrast < 1:
+        source = source._replace(walls=_softened(source.walls, contrast), floor=_softened(source.floor, contrast))
     level = (np.arange(LEVELS) + 0.5) / LEVELS
     depth = 4 * level / (1 - level)
     light = (256 * (1 - 0.75 * level)).astype(np.uint16)  # times a byte: still 16 bits
@@ -424,6 +430,12 @@ def _table(art: str, style: int, px: int) -> Table:
     sky = np.concatenate([source.sky, source.sky[..., :1]], axis=-1)
     parts = [np.ascontiguousarray(part).view(np.uint32).ravel() for part in (floor, faces, sky)]
     return Table(np.concatenate(parts), len(parts[0]) + len(parts[1]), len(parts[0]), len(walls))
+
+
+def _softened(pictures: Colours, contrast: float) -> Colours:
+    """Pictures (..., v, u, 3) nearer to their own mean colour."""
+    mean = pictures.mean((-3, -2), keepdims=True)
+    return (mean + contrast * (pictures - mean)).round().astype(np.uint8)
 
 
 def _fold(texels: float) -> int:
