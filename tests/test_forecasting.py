@@ -1133,3 +1133,89 @@ def test_surprise_is_in_nats():
     series, clock = forecaster_of(values, awake=False)
     exact = 0.5 * (series.normal.tokens(values, clock) ** 2 + np.log(2 * np.pi))
     assert np.nanmean(series.surprise(values, clock, steps=8, draws=2)) == pytest.approx(np.nanmean(exact), abs=0.2)
+
+
+# All series in one token, as in the paper.
+
+
+def joint_of(folder, kind, garbage=None, **options):
+    """A task whose tokens hold all series, and its forecaster with weights that are all drawn."""
+    panel = known_panel(kind)
+    panel = panel if garbage is None else garbled(panel, garbage)
+    task = task_of(
+        folder, panel, f"joint-{kind}-{garbage}", **{"expect": kind, "joint": True, "together": False, "sampling": few(), **options}
+    )
+    data = task.data().train
+    net = randomised(RNN(data.event[0], data.cond_width, hidden=16, layers=2, blocks=1, levels=LEVELS))
+    return task, task.forecaster(DiffusionForcing(net, NoiseSchedule(cosine(LEVELS))))
+
+
+@kinds
+def test_a_joint_token_holds_all_series_and_what_they_are_told(kind, folder):
+    task, series = joint_of(folder, kind)
+    s, data = task.setting(), task.data()
+    assert data.train.event == (3,)
+    batch = data.train.read(torch.tensor([[60], [200]]))
+    tokens = s.normal.tokens(s.panel.values[: s.end], s.clock[: s.end])
+    np.testing.assert_allclose(batch.x[1], tokens[200 : 200 + data.train.length], rtol=1e-5)
+    at = 200 + s.context
+    told = series._told(s.panel.values[:at], s.clock[:at], s.panel.known, 200, at + HORIZON, at)
+    torch.testing.assert_close(told[0], batch.cond[1], rtol=0, atol=0)
+    assert data.train.draw(500, seeded(0)).max() + data.train.length <= s.end - s.held
+
+
+@kinds
+def test_no_joint_forecast_depends_on_values_after_its_start(kind, folder):
+    truth, futures = rolling(joint_of(folder, kind)[0].setting(), joint_of(folder, kind)[1], few(), 0, quiet)
+    for window, start in enumerate((276, 282)):
+        other, heard_so = joint_of(folder, kind, start)
+        _, others = rolling(other.setting(), heard_so, few(), 0, quiet)
+        np.testing.assert_array_equal(others[OURS][:, : window + 1], futures[OURS][:, : window + 1])
+    assert futures[OURS].shape == (5, 2, HORIZON, 3)
+    assert truth.shape == (2, HORIZON, 3)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_joint_forecasts_are_saved_guided_and_drawn_with_fresh_noise(eta, folder, tmp_path):
+    task, series = joint_of(folder, "lags")
+    s = task.setting()
+
+    def draw(model, **options):
+        return model.draw(s.panel.values, s.clock, s.panel.known, sampling=few(eta=eta), generator=seeded(0), **options)
+
+    series.save(tmp_path)
+    loaded = SeriesModel.load(tmp_path)
+    assert loaded.joint
+    np.testing.assert_array_equal(draw(loaded), draw(series))
+    raised = draw(series, reward=lambda y: y.sum((1, 2)))
+    assert raised.sum() > draw(series).sum()
+
+
+def test_what_is_missing_in_a_joint_token_is_as_expected(folder):
+    task, series = joint_of(folder, "lags")
+    s = task.setting()
+    values = holed(s.panel.values, (-1, 0), (slice(-4, -1), slice(None)))
+    tokens, levels = series._seen(values, s.clock, None, len(values) - 6, len(values))
+    assert tokens.shape == (1, 6, 3)
+    assert levels[0].tolist() == [0, 0, LEVELS, LEVELS, LEVELS, 0]
+    assert tokens[0, -1, 0] == 0
+    assert np.isfinite(series.draw(values, s.clock, s.panel.known, sampling=few(), generator=seeded(0))).all()
+
+
+@pytest.mark.parametrize("ask", ["fill", "surprise"])
+def test_what_asks_of_single_series_is_refused_of_all_at_once(ask, folder):
+    task, series = joint_of(folder, "lags")
+    s = task.setting()
+    with pytest.raises(ValueError, match=r"train with joint=False|looks at both"):
+        getattr(series, ask)(s.panel.values, s.clock, s.panel.known)
+    with pytest.raises(ValueError, match="train with joint=False"):
+        limited(series, 0, True)
+
+
+def test_training_may_stop_by_a_score_of_the_task(folder):
+    task, series = joint_of(folder, "lags")
+    score = task.score(series.model, samples=4)
+    assert score == task.score(series.model, samples=4) > 0
+    s = task.setting()
+    ahead, _ = joint_of(folder, "lags", s.end)
+    assert ahead.score(series.model, samples=4) == score, "test windows have no say"
