@@ -591,3 +591,30 @@ def test_pictures_show_each_series_with_its_own_forecast(ran, tmp_path, monkeypa
     assert forecast(file, "--model", ran / "out" / "model", "--out", tmp_path / "out") == 0
     [(panel, futures)] = drawn
     np.testing.assert_allclose(futures.mean((0, 1)), panel.values[-24:].mean(0), atol=12)
+
+
+@pytest.mark.slow
+def test_bands_cover_what_they_should_where_quantiles_are_known():
+    """Daily waves with autoregressive noise: forecasts from 20 origins, against the true quantiles of the process."""
+    t, d, fades, held = 2400, 6, 0.8, 20
+    draw = np.random.default_rng(3)
+    noise = np.zeros((t, d))
+    for step in range(1, t):
+        noise[step] = fades * noise[step - 1] + draw.standard_normal(d)
+    wave = 30 + 10 * np.sin(2 * np.pi * np.arange(t)[:, None] / 24 + np.arange(d))
+    values = wave + noise
+    frame = pd.DataFrame(values, index=pd.date_range("2024-01-01", periods=t, freq="h"), columns=[f"s{i}" for i in range(d)])
+    known = t - held * 24
+    forecaster = Forecaster(24, minutes=1.0, threads=1).fit(frame.iloc[:known])
+    ahead = np.arange(1, 25)
+    spread = np.sqrt((1 - fades ** (2 * ahead)) / (1 - fades**2))
+    covered, width = [], []
+    for origin in range(known, t, 24):
+        futures = forecaster.predict(data=frame.iloc[:origin]).samples
+        low, high = np.quantile(futures, [0.05, 0.95], axis=0)
+        truth = values[origin : origin + 24]
+        covered.append((truth >= low) & (truth <= high))
+        width.append((high - low).mean(1) / (2 * 1.645 * spread))
+    print(f"cover90 {np.mean(covered):.3f}, width over the true one {np.mean(width):.3f}")
+    assert 0.85 <= np.mean(covered) <= 0.95
+    assert 0.9 <= np.mean(width) <= 1.35
