@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from diffusion_forcing.envs import labyrinth
+from diffusion_forcing.envs import labyrinth, textures
 from diffusion_forcing.envs.labyrinth import RADIUS, Labyrinth, top_view
 
 WORLD = Labyrinth(px=32, styles=3)
@@ -141,8 +141,8 @@ def test_frames_show_sky_walls_and_floor_where_they_are():
     walls[1, 1:8] = False
     place = WORLD.place(0)._replace(walls=walls, paint=np.zeros((9, 9), int))
     near, far = WORLD.render(place, np.array([[7.5, 1.5, 0], [1.5, 1.5, 0]])).astype(float)
-    sky = labyrinth._art("procedural", place.style).sky.reshape(-1, 3)
-    wall = labyrinth._art("procedural", place.style).walls[0].reshape(-1, 3).mean(0)
+    sky = textures.art_of("procedural", place.style).sky.reshape(-1, 3)
+    wall = textures.art_of("procedural", place.style).walls[0].reshape(-1, 3).mean(0)
     top = far[:4, 12:20].mean((0, 1))
     assert np.linalg.norm(top - sky.mean(0)) < np.linalg.norm(top - wall), "the sky is above the far end"
     share = near[:4].mean((0, 1)) / near[-4:].mean((0, 1))
@@ -158,11 +158,11 @@ def test_walls_stand_at_their_depth():
     walls = np.ones((9, 9), bool)
     walls[1, 1:8] = False
     place = world.place(0)._replace(walls=walls, paint=np.zeros((9, 9), int))
-    white, black = (labyrinth._art("procedural", 0)._replace(walls=np.full((9, 64, 64, 3), value, np.uint8)) for value in (255, 0))
+    white, black = (textures.art_of("procedural", 0)._replace(walls=np.full((9, 64, 64, 3), value, np.uint8)) for value in (255, 0))
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         for art in (white, black):
-            patch.setattr(labyrinth, "_art", lambda *_, art=art: art)
+            patch.setattr(labyrinth, "art_of", lambda *_, art=art: art)
             labyrinth._table.cache_clear()
             seen.append(world.render(place, np.array([[8 - depth, 1.5, 0] for depth in (0.75, 1, 2, 4)])).astype(float))
     labyrinth._table.cache_clear()
@@ -192,7 +192,7 @@ def test_neighbouring_frames_overlap():
 def test_styles_differ_and_each_is_drawn():
     drawn = {WORLD.place(seed).style for seed in range(20)}
     assert drawn == {0, 1, 2}
-    arts = [labyrinth._art("procedural", style) for style in range(3)]
+    arts = [textures.art_of("procedural", style) for style in range(3)]
     assert len({art.walls.tobytes() for art in arts}) == 3
     for art in arts:
         assert len({wall.tobytes() for wall in art.walls}) == len(art.walls)
@@ -200,13 +200,13 @@ def test_styles_differ_and_each_is_drawn():
 
 
 def test_labmaze_art_is_used_or_asked_for(monkeypatch):
-    labyrinth._art.cache_clear()
+    textures.art_of.cache_clear()
     world = Labyrinth(px=16, art="labmaze", styles=2)
-    monkeypatch.setattr(labyrinth, "find_spec", lambda name: None)
+    monkeypatch.setattr(textures, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install labmaze"):
         world.clip(0, 1)
     monkeypatch.undo()
-    if labyrinth.find_spec("labmaze") is None:
+    if textures.find_spec("labmaze") is None:
         pytest.skip("labmaze is not installed")
     clip = world.clip(0, 12)
     assert clip.frames.std() > 10

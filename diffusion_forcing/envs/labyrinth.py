@@ -15,26 +15,17 @@ from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from itertools import islice
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .textures import CARPET, SKY, TEXELS, VIEW, Array, Cell, Colours, art_of, below
 from .world import Clip, Frame
-
-Array = NDArray[Any]
-Colours = NDArray[np.uint8]
-Cell = tuple[int, int]  # row and column among cells
 
 RADIUS = 0.25
 """Of the walker, a square along the axes. A power of two, so that to stand against a wall is exact."""
-VIEW = 0.8
-"""Tangent of half the angle of view, in both directions."""
-TEXELS, CARPET, SKY = 64, 256, (1024, 64)
-"""Texels of a wall's side; of the floor's, 8 blocks that repeat; of the sky, all around and up from the horizon."""
 LEVELS = 24
 """Depths that the table of colours tells apart."""
 _PIXELS = 2**16  # of the frames rendered at once: what they need stays in a processor's cache
@@ -113,18 +104,18 @@ class Labyrinth:
         if seed < 0:
             raise ValueError(f"a seed is 0 or more; got {seed}")
         rng = np.random.default_rng((1, seed))
-        style = _below(rng, self.styles)
+        style = below(rng, self.styles)
         walls = _maze(rng, self.size, self.loops)
-        art = _art(self.art, style)
+        art = art_of(self.art, style)
         # each region has its paint, so that one knows where one is; some blocks stand out
         centres = rng.random((art.plain, 1, 1, 2)) * len(walls)
         blocks = np.moveaxis(np.indices(walls.shape), 0, -1)
         paint = ((blocks - centres) ** 2).sum(-1).argmin(0)
         odd = rng.random(walls.shape) < 0.18
         paint = np.where(odd, (rng.random(walls.shape) * len(art.walls)).astype(np.int64), paint)
-        cell = (_below(rng, self.size), _below(rng, self.size))
+        cell = (below(rng, self.size), below(rng, self.size))
         ahead = _neighbours(walls, cell)
-        row, column = ahead[_below(rng, len(ahead))]
+        row, column = ahead[below(rng, len(ahead))]
         heading = math.atan2(row - cell[0], column - cell[1])
         start = np.array([2 * cell[1] + 1.5, 2 * cell[0] + 1.5, heading], np.float32)
         return Place(walls, paint, rng.random(2) * CARPET, style, start)
@@ -154,10 +145,10 @@ class Labyrinth:
         trail = [cell]
         while True:
             if len(trail) > 2 and rng.random() < 0.3:  # back the way it came, which a memory knows
-                path = trail[-2 : -3 - _below(rng, 2) : -1]
+                path = trail[-2 : -3 - below(rng, 2) : -1]
             else:
-                goal = (_below(rng, self.size), _below(rng, self.size))
-                path = _path(place.walls, cell, goal)[: 1 + _below(rng, 4)]
+                goal = (below(rng, self.size), below(rng, self.size))
+                path = _path(place.walls, cell, goal)[: 1 + below(rng, 4)]
             for cell in path:
                 centre = 2 * np.array(cell[::-1]) + 1.5
                 pose = yield from self._go(place, pose, centre + 0.2 * (rng.random(2) - 0.5))
@@ -219,10 +210,6 @@ def top_view(place: Place, poses: Array, scale: int = 16) -> Frame:
 # ---------------------------------------------------------------- mazes
 
 
-def _below(rng: np.random.Generator, n: int) -> int:
-    return int(rng.random() * n)
-
-
 def _wrapped(angle: float) -> float:
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
@@ -230,7 +217,7 @@ def _wrapped(angle: float) -> float:
 def _maze(rng: np.random.Generator, size: int, loops: float) -> NDArray[np.bool_]:
     """Walls (n, n): a tree over all cells by a walk that backs out of dead ends, less a share of what still stands between cells."""
     walls = np.ones((2 * size + 1, 2 * size + 1), dtype=bool)
-    stack = [(_below(rng, size), _below(rng, size))]
+    stack = [(below(rng, size), below(rng, size))]
     walls[1::2, 1::2] = False
     seen = {stack[0]}
     while stack:
@@ -240,13 +227,13 @@ def _maze(rng: np.random.Generator, size: int, loops: float) -> NDArray[np.bool_
         if not fresh:
             stack.pop()
             continue
-        to = fresh[_below(rng, len(fresh))]
+        to = fresh[below(rng, len(fresh))]
         walls[row + to[0] + 1, column + to[1] + 1] = False
         seen.add(to)
         stack.append(to)
     inner = [(i, j) for i in range(1, 2 * size) for j in range(1, 2 * size) if (i + j) % 2 and walls[i, j]]
     for _ in range(round(loops * len(inner))):
-        walls[inner.pop(_below(rng, len(inner)))] = False
+        walls[inner.pop(below(rng, len(inner)))] = False
     return walls
 
 
@@ -410,7 +397,7 @@ def _cast(place: Place, x: Array, y: Array, ray_x: Array, ray_y: Array) -> tuple
 @lru_cache(maxsize=8)
 def _table(art: str, style: int, px: int, contrast: float = 1.0) -> Table:
     """Floor, walls and sky of a style in one array. Depth makes them darker, and smoother as a pixel covers more texels."""
-    source = _art(art, style)
+    source = art_of(art, style)
     if contrast < 1:
         source = source._replace(walls=_softened(source.walls, contrast), floor=_softened(source.floor, contrast))
     level = (np.arange(LEVELS) + 0.5) / LEVELS
@@ -451,164 +438,3 @@ def _smoothed(images: Array) -> list[Array]:
         parts = smooth[0].reshape(*images.shape[:-3], n, 2**k, m, 2**k, 3).sum((-4, -2), dtype=np.uint32) >> (2 * k)
         smooth.append(parts.repeat(2**k, -3).repeat(2**k, -2).astype(np.uint16))
     return smooth
-
-
-# ---------------------------------------------------------------- textures
-
-
-class Art(NamedTuple):
-    """walls: (w, v, u, 3), the first `plain` of which cover regions, the others are signs. floor: (v, u, 3). sky: (a, v, 3), upwards."""
-
-    walls: Colours
-    plain: int
-    floor: Colours
-    sky: Colours
-
-
-@lru_cache(maxsize=64)
-def _art(art: str, style: int) -> Art:
-    return _procedural(style) if art == "procedural" else _labmaze(style)
-
-
-def _procedural(style: int) -> Art:
-    rng = np.random.default_rng((3, style))
-    hue = rng.random()
-    courses = [
-        (8, 4, 0.5),
-        (4, 4, 0.0),
-        (1, 6, 0.0),
-        (4, 2, 0.5),
-        (6, 1, 0.0),
-        (2, 2, 0.0),
-    ]  # bricks, tiles, planks, blocks, boards, plates
-    courses = [courses.pop(_below(rng, len(courses))) for _ in range(5)]
-    walls = []
-    for i, course in enumerate(courses):
-        colour = _colour(hue + i / 5 + 0.1 * rng.random(), 0.35 + 0.35 * rng.random(), 0.75 + 0.25 * rng.random())
-        walls.append(_shadow(_masonry(rng, TEXELS, colour, *course)))
-    for i in range(4):
-        wall = walls[_below(rng, 5)].copy()
-        walls.append(_picture(rng, wall, i, hue + 0.1 + 0.25 * i))
-    floor = np.empty((8, CARPET // 8, 8, CARPET // 8, 3))
-    kinds = [
-        _masonry(rng, CARPET // 8, _colour(hue + spread, 0.25 + 0.2 * rng.random(), 0.55 + 0.25 * rng.random()), *course)
-        for spread, course in ((0.45, (2, 2, 0.0)), (0.6, (4, 2, 0.5)), (0.55, (1, 1, 0.0)), (0.15, (4, 1, 0.0)))
-    ]
-    patch = (rng.random((4, 4)) * len(kinds)).astype(np.int64).repeat(2, 0).repeat(2, 1)
-    for i in range(8):
-        for j in range(8):
-            floor[i, :, j] = kinds[patch[i, j]] * (0.9 + 0.2 * rng.random())
-    carpet = floor.reshape(CARPET, CARPET, 3) * (0.85 + 0.3 * _noise(rng, (CARPET, CARPET), (32, 32), 3))[..., None]
-    return Art(_bytes(np.stack(walls)), 5, _bytes(carpet), _bytes(_heavens(rng, hue)))
-
-
-def _bytes(image: Array) -> Colours:
-    return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
-
-
-def _colour(hue: float, saturation: float, value: float) -> Array:
-    """(3,) red, green, blue of a hue in turns of the wheel."""
-    wheel = np.abs((hue * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1
-    return value * (1 - saturation * (1 - np.clip(wheel, 0, 1)))
-
-
-def _noise(rng: np.random.Generator, shape: Cell, cells: Cell, octaves: int) -> Array:
-    """Smooth noise (shape) of about 0 to 1 that repeats at its edges."""
-    total, weight = np.zeros(shape), 0.0
-    for k in range(octaves):
-        grid = rng.random((cells[0] << k, cells[1] << k))
-        for axis in (0, 1):
-            at = np.arange(shape[axis]) * (grid.shape[axis] / shape[axis])
-            below = at.astype(np.int64)
-            share = (at - below) ** 2 * (3 - 2 * (at - below))
-            share = share[:, None] if axis == 0 else share
-            grid = grid.take(below, axis) * (1 - share) + grid.take((below + 1) % grid.shape[axis], axis) * share
-        total, weight = total + grid / 2**k, weight + 0.5**k
-    return total / weight
-
-
-def _masonry(rng: np.random.Generator, n: int, colour: Array, rows: int, columns: int, shift: float) -> Array:
-    """(n, n, 3): stones of about one colour in rows, every second row shifted, with a joint around each."""
-    at = (np.arange(n) + 0.5) / n
-    y = np.broadcast_to((at * rows)[:, None], (n, n))
-    row = y.astype(np.int64)
-    x = at * columns + shift * (row % 2)
-    column = x.astype(np.int64) % columns
-    from_top, from_left = y % 1, x % 1
-    joint = np.minimum(np.minimum(from_top, 1 - from_top) / rows, np.minimum(from_left, 1 - from_left) / columns) * n
-    light = (0.72 + 0.4 * rng.random((rows, columns)))[row, column] * (0.7 + 0.6 * _noise(rng, (n, n), (4, 4), 4))
-    light = light * np.where(joint < 1, 0.5, np.where(from_top / rows * n < 2, 1.2, 1.0))
-    tint = 1 + 0.25 * (rng.random((rows, columns, 3)) - 0.5)
-    return colour * light[..., None] * tint[row, column]
-
-
-def _shadow(wall: Array) -> Array:
-    """Darker towards the floor, with a plinth and a ledge, so that walls stand."""
-    at = (np.arange(TEXELS) + 0.5) / TEXELS
-    light = 1.05 - 0.3 * at * at
-    light = np.where(at > 0.92, 0.5, np.where(at < 0.05, 1.25, light))
-    return wall * light[:, None, None]
-
-
-def _picture(rng: np.random.Generator, wall: Array, kind: int, hue: float) -> Array:
-    """A wall with a framed sign on it: a disc, a diamond, a cross or bars."""
-    at = (np.arange(TEXELS) + 0.5) / TEXELS * 2 - 1
-    y, x = np.abs(at)[:, None] * 1.0, np.abs(at)[None]
-    square = np.maximum(x, y)
-    wall = np.where((square < 0.72)[..., None], _colour(hue, 0.3, 0.25), wall)
-    wall = np.where((square < 0.62)[..., None], _colour(hue + 0.5, 0.25, 0.95), wall)
-    signs = (x * x + y * y < 0.2, x + y < 0.55, (np.minimum(x, y) < 0.14) & (square < 0.48), ((at + 1) * 4 % 1 < 0.5) & (square < 0.5))
-    return np.where(signs[kind][..., None], _colour(hue, 0.85, 0.8 + 0.2 * rng.random()), wall)
-
-
-def _heavens(rng: np.random.Generator, hue: float) -> Array:
-    """(a, v, 3): a sky with clouds and a sun, and hills below it that tell where one looks."""
-    height = (np.arange(SKY[1]) + 0.5) / SKY[1]
-    blue = 0.55 + 0.12 * (rng.random() - 0.5)
-    sky = _colour(blue, 0.2, 0.97) + (_colour(blue + 0.04, 0.7, 0.75) - _colour(blue, 0.2, 0.97)) * height[:, None]
-    clouds = np.clip(_noise(rng, SKY, (12, 3), 4) * 4 - 1.9, 0, 1)[..., None] * 0.85
-    sky = sky * (1 - clouds) + clouds * (0.96 - 0.1 * height[:, None])
-    angle = (np.arange(SKY[0]) / SKY[0] - rng.random() + 1.5) % 1 - 0.5
-    sun = (angle[:, None] * 2 * math.pi) ** 2 + ((height - 0.5) * VIEW) ** 2
-    glow = np.clip(0.01 / (sun + 1e-3), 0, 1)[..., None]
-    sky = sky * (1 - glow) + np.array([1.0, 0.95, 0.75]) * glow
-    for far, top in ((0.75, 0.55), (0.45, 0.38)):
-        ridge = top * _noise(rng, (SKY[0], 1), (10, 1), 4)
-        hill = _colour(hue + 0.3, 0.35, far) * (0.85 + 0.3 * _noise(rng, SKY, (64, 8), 2))[..., None]
-        sky = np.where((height < ridge)[..., None], hill, sky)
-    return sky
-
-
-def _labmaze(style: int) -> Art:
-    """Style 0 to 14: a set of walls and floors, and a sky, of the package labmaze."""
-    found = find_spec("labmaze")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("art='labmaze' needs its textures: pip install labmaze --no-deps, or choose art='procedural'")
-    folder = Path(found.submodule_search_locations[0]) / "assets"
-    set_, sky = folder / f"style_0{style % 5 + 1}", folder / f"sky_0{style % 3 + 1}"
-    walls = np.stack([_shrunk(_read(path), TEXELS) for path in sorted(set_.glob("wall_*_d.png"))])
-    floors = [_shrunk(_read(path), CARPET // 8) for path in sorted(set_.glob("floor_*_d.png")) if "team" not in path.name]
-    rng = np.random.default_rng((4, style))
-    patch = (rng.random((4, 4)) * len(floors)).astype(np.int64).repeat(2, 0).repeat(2, 1)
-    carpet = np.stack(floors)[patch].transpose(0, 2, 1, 3, 4).reshape(CARPET, CARPET, 3)
-    faces = np.stack([_read(sky / f"{side}.png") for side in ("ft", "rt", "bk", "lf")])
-    turns = np.arange(SKY[0]) / SKY[0] * 4
-    angle = [(float(turn) + 0.5) % 1 * (math.pi / 2) - math.pi / 4 for turn in turns]
-    x = np.clip((np.array([math.tan(value) for value in angle]) + 1) * 511.5, 2, 1021)  # some pictures have a border
-    rise = (np.arange(SKY[1]) + 0.5) / SKY[1] * VIEW / np.array([math.cos(value) for value in angle])[:, None]
-    y = np.clip((1 - rise) * 511.5, 0, 1023).astype(np.int64)
-    face = ((turns + 0.5) % 4).astype(np.int64)
-    return Art(walls, len(walls), carpet, faces[face[:, None], y, x.astype(np.int64)[:, None]])
-
-
-def _read(path: Path) -> Colours:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return np.asarray(image.convert("RGBA"))[..., :3]
-
-
-def _shrunk(image: Colours, n: int) -> Colours:
-    """Means over squares of texels: (n, n, 3)."""
-    k = len(image) // n
-    return (image.astype(np.uint32).reshape(n, k, n, k, 3).sum((1, 3)) // k**2).astype(np.uint8)
