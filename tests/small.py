@@ -31,6 +31,7 @@ from diffusion_forcing.tasks.video import Video
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
     "task": {"half": 3, "trajectories": 64, "sampling_steps": 3, "transitions": 60_000},
+    "task__sampling": {"steps": 3},
     "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
     "train": {
         "steps": 8,
@@ -57,7 +58,7 @@ def small(recipe: str = "composition", **changes) -> Experiment:
     for section, values in SMALL.items():
         part = experiment
         for name in section.split("__"):
-            part = getattr(part, name)
+            part = getattr(part, name, None)
         for name, value in values.items():
             if hasattr(part, name):
                 experiment = replace(experiment, **{f"{section}__{name}": value})
