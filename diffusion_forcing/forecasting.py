@@ -355,12 +355,15 @@ class SeriesModel:
         size = (past**2).mean((0, 1)).sqrt()
         unit = (past / size.clamp(min=1e-6)).double()  # so that sums come out alike wherever they lie in memory
         own = self._share
-        for first in range(0, len(clock), past.shape[1]):  # a series that was last seen earlier is drawn for longer than a window
-            here = noise[:, first : first + past.shape[1]]
-            weights = torch.randn(number, len(past), generator=generator).double() / math.sqrt(len(past))
+        # Steps add up to values, so that chance correlations in time would, too: each step is drawn by itself.
+        together_for = 1 if self.normal.kind == "steps" else past.shape[1]
+        unit = unit.flatten(0, 1)[:, None] if self.normal.kind == "steps" else unit
+        for first in range(0, len(clock), together_for):  # a series that was last seen earlier is drawn for longer than a window
+            here = noise[:, first : first + together_for]
+            weights = torch.randn(number, len(unit), generator=generator).double() / math.sqrt(len(unit))
             shared = torch.einsum("nw,whd->nhd", weights, unit[:, : here.shape[1]]).float()
             together = math.sqrt(1 - own) * shared + math.sqrt(own) * here
-            noise[:, first : first + past.shape[1]] = torch.where(size > 1e-6, together, here)  # a series not heard of has noise of its own
+            noise[:, first : first + together_for] = torch.where(size > 1e-6, together, here)  # a series not heard of has noise of its own
         return noise
 
     @functools.cached_property
