@@ -308,8 +308,9 @@ class SeriesModel:
         warmth = np.sqrt(np.nanmean(fresh**2, axis=(0, 2))) if len(fresh) else np.ones(self.horizon)
         warmth, ahead = np.nan_to_num(warmth, nan=1.0), np.arange(self.horizon)
         smooth = np.polynomial.Polynomial.fit(ahead, warmth, 1)(ahead) if self.horizon > 1 else warmth
+        echoes = torch.from_numpy(np.nan_to_num(noises)).float().contiguous()  # laid out as a file lays them out: sums round alike
         return dataclasses.replace(
-            self, echoes=torch.from_numpy(np.nan_to_num(noises)).float(), phases=torch.from_numpy(clock[origins] % self.normal.season),
+            self, echoes=echoes, phases=torch.from_numpy(clock[origins] % self.normal.season),
             warmth=torch.from_numpy(np.clip(smooth, 0.7, 1.4)).float(),
         )  # fmt: skip
 

@@ -221,7 +221,8 @@ def test_a_serialized_predictor_forecasts_the_same(predictor, tmp_path):
     for loaded in (Predictor.deserialize(tmp_path), DiffusionForcingPredictor.deserialize(tmp_path)):
         assert isinstance(loaded, DiffusionForcingPredictor)
         assert loaded.prediction_length == HORIZON
-        np.testing.assert_array_equal(samples(loaded.predict(entries(LENGTH))), samples(predictor.predict(entries(LENGTH))))
+        # Arrays of a file lie elsewhere in memory, by which a sum may round differently.
+        np.testing.assert_allclose(samples(loaded.predict(entries(LENGTH))), samples(predictor.predict(entries(LENGTH))), rtol=1e-6)
 
 
 def test_nothing_is_pickled(univariate, tmp_path):
