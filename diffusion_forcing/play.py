@@ -14,6 +14,7 @@ import tyro
 from numpy.typing import NDArray
 from torch import Generator
 
+from .data.pictures import floats, to_bytes
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
 from .sampling import sample, start
@@ -57,7 +58,7 @@ class Player:
         frames, actions = task.judged_by(seed + 1, context)
         self.width = actions.shape[-1]
         self.first: Frames = frames[min(seed, len(frames) - 1)]
-        tokens = model.codec.encode(torch.tensor(self.first[None]).float() / 255)  # type: ignore[union-attr, operator]
+        tokens = model.codec.encode(floats(self.first[None]))  # type: ignore[union-attr, operator]
         self.state = model.absorb(tokens, self._cond(actions[min(seed, len(frames) - 1)]))
         self.event = tuple(tokens.shape[2:])
 
@@ -78,8 +79,7 @@ class Player:
         x = sample(model.denoiser(cond, self.state), model.schedule, x, matrix, eta=sampling.eta, generator=self.generator)
         noise = torch.randn(x.shape, generator=self.generator)
         self.state = model.absorb(x, cond, self.state, level=sampling.stabilization, noise=noise)
-        shown = model.codec.decode(x)[0].clamp(0, 1)  # type: ignore[union-attr, operator]
-        return (shown * 255).round().to(torch.uint8).numpy()
+        return to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
 
 
 def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:

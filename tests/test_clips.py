@@ -389,9 +389,6 @@ class Flat:
         pixels = np.broadcast_to(colours[:, None, None], (frames, self.px, self.px, 3)).astype(np.uint8)
         return Clip(pixels, actions, np.full((frames, 1), seed % 1000, np.float32))
 
-    def enter(self, seed):
-        raise NotImplementedError
-
 
 def test_a_world_is_made_once_and_larger_sets_begin_like_smaller(cache, monkeypatch):
     seen = []

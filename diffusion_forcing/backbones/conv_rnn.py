@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts
-from .layers import LevelEmbedding
+from .layers import LevelEmbedding, zeroed
 
 
 class ConvRNN(nn.Module):
@@ -56,9 +56,7 @@ class ConvRNN(nn.Module):
         self.gates = nn.Conv2d(2 * latent, 2 * latent, 3, padding=1)
         self.candidate = nn.Conv2d(2 * latent, latent, 3, padding=1)
         self.observe = Residual(latent, max(latent, channels // 2), width)
-        self.leave = nn.Conv2d(max(latent, channels // 2), event[0], 3, padding=1)
-        nn.init.zeros_(self.leave.weight)
-        nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
+        self.leave = zeroed(nn.Conv2d(max(latent, channels // 2), event[0], 3, padding=1))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x and the latent after the last token."""
@@ -149,11 +147,9 @@ class Residual(nn.Module):
     def __init__(self, inside: int, outside: int, width: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(_groups(inside), inside), nn.GroupNorm(_groups(outside), outside)
-        self.conv1, self.conv2 = nn.Conv2d(inside, outside, 3, padding=1), nn.Conv2d(outside, outside, 3, padding=1)
+        self.conv1, self.conv2 = nn.Conv2d(inside, outside, 3, padding=1), zeroed(nn.Conv2d(outside, outside, 3, padding=1))
         self.said = nn.Linear(width, 2 * outside)
         self.shortcut = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, said: Tensor) -> Tensor:
         shift, scale = self.said(F.silu(said))[..., None, None].chunk(2, dim=1)
@@ -169,9 +165,7 @@ class Attention(nn.Module):
         self.heads = next(heads for heads in range(max(1, channels // head), 0, -1) if channels % heads == 0)
         self.norm = nn.GroupNorm(_groups(channels), channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.project = nn.Conv2d(channels, channels, 1)
-        nn.init.zeros_(self.project.weight)
-        nn.init.zeros_(self.project.bias)  # type: ignore[arg-type]
+        self.project = zeroed(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = rearrange(self.qkv(self.norm(x)), "n (s a e) h w -> s n a (h w) e", s=3, a=self.heads)

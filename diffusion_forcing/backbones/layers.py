@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class LevelEmbedding(nn.Module):
@@ -62,8 +66,26 @@ class Rotary(nn.Module):
         return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
 
-def zeroed(layer: nn.Linear) -> nn.Linear:
+class Modulated(nn.Module):
+    """What blocks of attention and MLP share: a plain normalisation, and shift, scale and gate of both by the level of each token."""
+
+    base: Tensor
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
+        self.modulation = nn.Parameter(torch.zeros(6 * hidden))
+        self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
+
+    def modulations(self, level: Sequence[Tensor]) -> list[Tensor]:
+        """What the levels ask for with this block's own share added; scales and gates count from 1."""
+        own = self.modulation.unflatten(0, (6, -1)) + self.base
+        return [asked + mine for asked, mine in zip(level, own, strict=True)]
+
+
+def zeroed(layer: Layer) -> Layer:
     """A layer that outputs zeros until it has learned otherwise."""
     nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
-from .layers import LevelEmbedding, zeroed
+from .layers import LevelEmbedding, Modulated, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the last tokens, (b, window-1, places, hidden) each: zeros where there were none yet
 
@@ -63,9 +63,7 @@ class SpaceTime(nn.Module):
         windows = [window if block % every == every - 1 else min(2, window) for block in range(layers)]
         self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width)) for one in windows)
         self.final = nn.LayerNorm(hidden)
-        self.leave = nn.Conv2d(hidden, c, 3, padding=1)
-        nn.init.zeros_(self.leave.weight)
-        nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
+        self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | None = None) -> tuple[Tensor, Memory]:
         """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token."""
@@ -115,17 +113,12 @@ class SpaceTime(nn.Module):
         return list(self.blocks)  # type: ignore[arg-type]
 
 
-class Block(nn.Module):
+class Block(Modulated):
     """Attention over own and earlier places, then an MLP with a look at the neighbours; both modulated by the token's level."""
 
-    base: Tensor
-
     def __init__(self, hidden: int, heads: int, window: int, grid: tuple[int, int]) -> None:
-        super().__init__()
+        super().__init__(hidden)
         self.heads, self.window, self.grid = heads, window, grid
-        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
-        self.modulation = nn.Parameter(torch.zeros(6 * hidden))
-        self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.norm_q = nn.RMSNorm(hidden // heads)
         self.norm_k = nn.RMSNorm(hidden // heads)
@@ -152,14 +145,14 @@ class Block(nn.Module):
 
     def heads_of(self, x: Tensor, level: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (b, t, n, hidden) each."""
-        shift, scale = self._modulations(level)[:2]
+        shift, scale = self.modulations(level)[:2]
         query, key, value = self.qkv(torch.addcmul(shift, self.norm(x), scale)).chunk(3, dim=-1)
         split = (self.heads, x.shape[-1] // self.heads)
         return self.norm_q(query.unflatten(-1, split)).flatten(-2), self.norm_k(key.unflatten(-1, split)).flatten(-2), value
 
     def _after(self, x: Tensor, level: tuple[Tensor, ...], query: Tensor, key: Tensor, value: Tensor, past: Cache) -> Tensor:
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
-        _, _, gate, shift, scale, gate_mlp = self._modulations(level)
+        _, _, gate, shift, scale, gate_mlp = self.modulations(level)
         t = x.shape[1]
         keys = torch.cat([*(past[0][:, i : i + t] + self.ago[i] for i in range(self.window - 1)), key + self.ago[-1]], dim=2)
         values = torch.cat([*(past[1][:, i : i + t] for i in range(self.window - 1)), value], dim=2)
@@ -169,8 +162,3 @@ class Block(nn.Module):
         grid = rearrange(torch.addcmul(shift, self.norm(x), scale), "b t (h w) d -> (b t) d h w", h=self.grid[0])
         near = rearrange(self.near(grid), "(b t) d h w -> b t (h w) d", t=t)
         return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
-
-    def _modulations(self, level: tuple[Tensor, ...]) -> list[Tensor]:
-        """What the levels ask for with this block's own share added; scales and gates count from 1."""
-        own = self.modulation.unflatten(0, (6, -1)) + self.base
-        return [asked + mine for asked, mine in zip(level, own, strict=True)]

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
-from .layers import LevelEmbedding, Rotary, zeroed
+from .layers import LevelEmbedding, Modulated, Rotary, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
 Modulation = tuple[Tensor, ...]  # shift, scale and gate of attention, then of the MLP
@@ -131,17 +131,12 @@ class Transformer(nn.Module):
         return self.predict(hidden)
 
 
-class Block(nn.Module):
+class Block(Modulated):
     """Attention and MLP, each shifted, scaled and gated by the level of its token."""
 
-    base: Tensor
-
     def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
+        super().__init__(hidden)
         self.heads = heads
-        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
-        self.modulation = nn.Parameter(torch.zeros(6 * hidden))
-        self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.norm_q = nn.RMSNorm(hidden // heads)
         self.norm_k = nn.RMSNorm(hidden // heads)
@@ -167,11 +162,6 @@ class Block(nn.Module):
         keys = torch.cat([rotary(past[0]), rotary(key)], dim=-2)
         attended = attend(rotary(query), keys, torch.cat([past[1], value], dim=-2), mask)
         return self.mlp(torch.addcmul(x, gate, self.project(attended)), *mlp)
-
-    def modulations(self, level: Modulation) -> list[Tensor]:
-        """What the levels ask for with this block's own share added; scales and gates count from 1."""
-        own = self.modulation.unflatten(0, (6, -1)) + self.base
-        return [asked + mine for asked, mine in zip(level, own, strict=True)]
 
     def heads_of(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (b, heads, t, head_width) each."""

@@ -41,7 +41,8 @@ from numpy.typing import NDArray
 from ..checks import check_counts
 from ..envs.world import Clip, Frame, World
 from ..film import import_av
-from .maze2d import Told, cache_folder
+from .cache import cache_folder
+from .maze2d import Told
 
 STREAMS = (".mp4", ".m4v", ".mov")
 STILLS = {".gif": "GIF", ".webp": "WEBP"}

@@ -423,9 +423,7 @@ class JointWindows:
         """Windows of `context` steps and the horizon that lie within steps first..last-1 of the values (t, d)."""
         each = SeriesWindows(values, clock, known, normal, covariates, context, first, last)
         self.length, self.context, self.first, self.last = each.length, context, each.first, each.last
-        tokens = normal.tokens(values, clock)
-        self._mask = torch.from_numpy((~np.isnan(tokens)).mean(1) > 0.5)
-        self._tokens = torch.from_numpy(np.nan_to_num(tokens).astype(np.float32))
+        self._tokens, self._mask = each._tokens, each._mask.float().mean(1) > 0.5
         self._told = told_jointly(each._time[normal.warm :], each._lagged)
         self._warm = normal.warm
 

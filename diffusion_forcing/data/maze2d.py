@@ -22,6 +22,7 @@ from torch import Generator, Tensor, nn
 from ..baselines.scripted import Controller
 from ..envs.maze2d import DT, GEAR, JITTER, Array, Maze, rewards, step
 from ..joints import Joints
+from .cache import cache_folder
 from .codec import Chain
 from .sequences import Batch
 
@@ -70,12 +71,6 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Told | None =
         if progress is not None and (t % 200 == 199 or t == length - 1):
             progress(f"walking through the {maze.name} maze", (t + 1) * number, length * number)
     return Transitions(observations, actions, rewards(observations[..., :2], maze.goal).astype(np.float32))
-
-
-def cache_folder() -> Path:
-    """Where made data are kept: $DFORCE_CACHE, or dforce in the user's cache folder."""
-    base = os.environ.get("DFORCE_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dforce"
 
 
 def prepare(maze: Maze, transitions: int | None = None, seed: int = 0, progress: Told | None = None) -> Path:

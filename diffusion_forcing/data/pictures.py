@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from einops import rearrange
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..checks import check_divides
@@ -83,6 +87,16 @@ class Patches(nn.Module):
         flat = rearrange(tokens + self.mean, "b t c h w -> b t h w c") * self.scale @ self.basis.T + self.middle
         s, p = self.stack, self.patch
         return rearrange(flat, "b t h w (s p q c) -> b (t s) (h p) (w q) c", s=s, p=p, q=p)
+
+
+def floats(frames: Any) -> Tensor:
+    """Bytes to numbers from 0 to 1."""
+    return torch.tensor(np.ascontiguousarray(frames)).float() / 255
+
+
+def to_bytes(frames: Tensor) -> NDArray[np.uint8]:
+    """Numbers from 0 to 1 to bytes."""
+    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from ..checks import check_divides, check_options
-from ..data.pictures import Patches, Pixels
+from ..data.pictures import Patches, Pixels, floats, to_bytes
 from ..data.sequences import Windows
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
@@ -146,7 +146,7 @@ class Video:
         for done, i in enumerate(which):
             clip = clips.clip(i)
             t = min(len(clip.frames), frames or len(clip.frames)) // self.stack
-            tokens.append(codec.encode(_floats(clip.frames[None, : t * self.stack]))[0])  # type: ignore[operator]
+            tokens.append(codec.encode(floats(clip.frames[None, : t * self.stack]))[0])  # type: ignore[operator]
             told.append(self.conditions(clip.actions[: t * self.stack]))
             if progress is not None and done % CHUNK == 0:
                 progress("frames to tokens", done, len(which))
@@ -159,13 +159,20 @@ class Video:
             return torch.zeros(t, 0)
         return torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
 
+    def _told(self, actions: NDArray[np.float32] | None, tokens: int) -> Tensor | None:
+        """Conditions (b, tokens, c) from actions (b, t, a), at rest where these end; None where nothing is told."""
+        if not self.told or actions is None or not actions.shape[-1]:
+            return None
+        padded = np.pad(actions, ((0, 0), (0, max(0, tokens * self.stack - actions.shape[1])), (0, 0)))
+        return torch.stack([self.conditions(one) for one in padded])[:, :tokens]
+
     def codec(self, clips: ClipSet, number: int) -> nn.Module:
         """Frames to tokens, fitted to some of the first so many clips."""
         if not self.patch:
             return Pixels(self.stack)
         some = np.unique(np.linspace(0, number - 1, min(FIT, number)).astype(int))
         length = min(int(clips.lengths[some].min()), 64) // self.stack * self.stack
-        frames = _floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
+        frames = floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
         return Patches.fit(frames, self.stack, self.patch, self.components, self.whiten)
 
     def roll_out(
@@ -179,20 +186,16 @@ class Video:
         """
         sampling = sampling or self.sampling
         tokens, codec = -(-length // self.stack), model.codec
-        given = None if context is None or not context.shape[1] else codec.encode(_floats(context))  # type: ignore[union-attr, operator]
+        given = None if context is None or not context.shape[1] else codec.encode(floats(context))  # type: ignore[union-attr, operator]
         before = 0 if given is None else given.shape[1]
-        cond = None
-        if self.told and actions is not None and actions.shape[-1]:
-            missing = (before + tokens) * self.stack - actions.shape[1]
-            padded = np.pad(actions, ((0, 0), (0, max(0, missing)), (0, 0)))
-            cond = torch.stack([self.conditions(one) for one in padded])[:, : before + tokens]
+        cond = self._told(actions, before + tokens)
         ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
         matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
         left = length
         for chunk in stream(
             model, matrix, tokens, given, cond, stabilization=sampling.stabilization, eta=sampling.eta, batch=batch, generator=generator,
         ):  # fmt: skip
-            shown = _bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
+            shown = to_bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
             left -= shown.shape[1]
             yield shown
 
@@ -208,12 +211,11 @@ class Video:
         from ..likelihood import elbo
 
         codec, schedule = model.codec, model.schedule
-        known = [codec.encode(_floats(part)) for part in (first, last)]  # type: ignore[union-attr, operator]
+        known = [codec.encode(floats(part)) for part in (first, last)]  # type: ignore[union-attr, operator]
         before, after = known[0].shape[1], known[1].shape[1]
         b = len(first)
-        cond = None
-        if self.told and actions is not None and actions.shape[-1]:
-            cond = torch.stack([self.conditions(one) for one in actions]).repeat_interleave(draws, dim=0)
+        cond = self._told(actions, before + tokens + after)
+        cond = None if cond is None else cond.repeat_interleave(draws, dim=0)
         past = known[0].repeat_interleave(draws, dim=0)
         ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
         matrix = by_name("full_sequence", 1, ladder, 1.0)
@@ -221,10 +223,10 @@ class Video:
         made = torch.cat(list(stream(model, matrix, tokens, past, here, generator=generator)), dim=1)
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
-            said = elbo(model, schedule, whole, None, None if cond is None else cond[:, : whole.shape[1]], ladder=schedule.ladder(8),
+            said = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8),
                         draws=2, generator=Generator().manual_seed(0))[:, before + tokens : before + tokens + after]  # fmt: skip
         best = said.sum(1).view(b, draws).argmax(1)
-        return _bytes(codec.decode(made.unflatten(0, (b, draws))[torch.arange(b), best]))  # type: ignore[union-attr, operator]
+        return to_bytes(codec.decode(made.unflatten(0, (b, draws))[torch.arange(b), best]))  # type: ignore[union-attr, operator]
 
     @property
     def default_samples(self) -> int:
@@ -335,13 +337,3 @@ def _read(task: Video, progress: Progress) -> TaskData:
         valid = task.clips_of("valid", progress)
         more = task.sequences(codec, valid, range(len(valid.starts)))
     return TaskData(Windows(tokens, task.tokens, conditions=told), Windows(more[0], task.tokens, conditions=more[1]), codec)
-
-
-def _floats(frames: Any) -> Tensor:
-    """Bytes to numbers from 0 to 1."""
-    return torch.tensor(np.ascontiguousarray(frames)).float() / 255
-
-
-def _bytes(frames: Tensor) -> Frames:
-    """Numbers from 0 to 1 to bytes."""
-    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).numpy()

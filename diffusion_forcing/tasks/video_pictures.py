@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..video_scores import Curve, curves, psnr
+from ..video_scores import Curve, curves, motion, psnr
 from .base import Progress
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def judge(
         scores[f"pixel {name} over real"] = float(part.mean() / real.mean())
     for name, part in (("std", made[:, context:]), ("late std", made[:, -2 * WINDOW :])):
         scores[f"pixel {name} over real"] = _std(part) / _std(real)
-    scores["late motion over real"] = _motion(made[:, -2 * WINDOW :]) / _motion(real)
+    scores["late motion over real"] = motion(made[:, -2 * WINDOW :], real)
     if eyes is None or made.shape[1] - context < WINDOW or len(made) < 2 or len(real) < 4:
         return scores, {}
     every = max(WINDOW, (made.shape[1] - context) // 16)
@@ -99,7 +99,3 @@ def _lpips(eyes: Perception, a: Frames, b: Frames) -> float:
 def _std(clips: Frames) -> float:
     """Of the pixels within a frame, on average: a grey frame has none."""
     return float(clips.reshape(-1, clips.shape[2] * clips.shape[3], 3).std(1).mean())
-
-
-def _motion(clips: Frames) -> float:
-    return float(np.abs(np.diff(clips.astype(np.int16), axis=1)).mean())
