@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -35,13 +36,14 @@ from diffusion_forcing import (
     stream,
 )
 from diffusion_forcing.optim import build
+from diffusion_forcing.recipes.video import VIDEO
 
 WIDTH = 16
 
 
 @dataclass(frozen=True)
 class Options:
-    """Measure training, sampling, wavefront, KV cache and roll-outs."""
+    """Measure training, sampling, wavefront, KV cache, roll-outs and video."""
 
     repeats: int = 5
     """Each timing is the best of so many."""
@@ -203,6 +205,25 @@ def rollouts(options: Options) -> list[dict]:
     return rows
 
 
+def video(options: Options) -> list[dict]:
+    """Frames a second of the recipe `labyrinth` (64 px, four frames a token, 20 steps), and what 2,000 of them cost in memory."""
+    rows = []
+    for batch in (1, 8):
+        backbone = VIDEO["labyrinth"]().model.backbone.build((64, 8, 8), 8, 1000)
+        model = model_of(backbone).eval()
+        matrix = full_sequence(1, model.schedule.ladder(20))
+        cond = torch.zeros(batch, 500, 8)
+        times, peaks = [time.perf_counter()], []
+        for _ in stream(model, matrix, 500 if batch == 1 else 60, None, cond, stabilization=20):
+            times.append(time.perf_counter())
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # MB
+        spent = torch.tensor([after - before for before, after in itertools.pairwise(times)])
+        early, late = spent[5:25].median(), spent[-20:].median()
+        rows.append({"what": f"labyrinth, batch {batch}", "frames_per_second": 4 * batch / float(spent.median()),
+                     "late_over_early": float(late / early), "megabytes_grown": peaks[-1] - peaks[20]})  # fmt: skip
+    return rows
+
+
 def main() -> None:
     options = tyro.cli(Options)
     if options.threads is not None:
@@ -211,7 +232,7 @@ def main() -> None:
     console = Console()
     console.print(f"matrix products reach {peak() / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads, torch {torch.__version__}")
     found: dict[str, list[dict]] = {}
-    for section in (training, sampling, wavefront, cache, rollouts):
+    for section in (training, sampling, wavefront, cache, rollouts, video):
         if options.only not in section.__name__:
             continue
         found[section.__name__] = rows = section(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import shlex
@@ -59,6 +60,8 @@ class EvalOptions:
     """Of the sampling."""
     pretrained: bool = False
     """Take the shipped model of that name; what is measured goes to runs/NAME-pretrained."""
+    against: tuple[Path, ...] = ()
+    """Other runs to measure beside it, such as baselines, in the same tables and figures (video only)."""
     json: Path | None = None
     """Also write the metrics to this file."""
 
@@ -174,8 +177,9 @@ def evaluate_run(words: list[str]) -> int:
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     samples = options.samples or getattr(task, "default_samples", 1000)
+    others = _others(options.against, task)
     with progress_bar() as progress:
-        evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress)
+        evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress, **others)
     command = shlex.join(["dforce", "eval", *words])
     data = save_evaluation(folder, evaluation, samples=samples, seed=options.seed, command=command)
     for table in evaluation.tables:
@@ -188,6 +192,23 @@ def evaluate_run(words: list[str]) -> int:
         console.print(f"figure  {figures / name}")
     console.print(f"report  {page}")
     return 0
+
+
+def _others(runs: tuple[Path, ...], task: Task) -> dict[str, Any]:
+    """Tasks and models of other runs by name, as an argument of `evaluate`; none if there are none."""
+    if not runs:
+        return {}
+    if "others" not in inspect.signature(task.evaluate).parameters:
+        raise ValueError(f"{type(task).__name__} is measured one run at a time; leave out --against")
+    found: dict[str, tuple[Task, DiffusionForcing]] = {}
+    for path in runs:
+        experiment, model = load_run(path)
+        if type(experiment.task) is not type(task):
+            raise ValueError(
+                f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
+            )
+        found[path.resolve().name] = experiment.task, model
+    return {"others": found}
 
 
 def sample_run(words: list[str]) -> int:

@@ -5,6 +5,7 @@ shared          one level a sequence: full-sequence diffusion
 teacher_forced  each token its own level, but seen by later tokens as clean: next-token diffusion
 staircase       levels that rise along the sequence, the rows a pyramid will visit
 continued       a past with little noise or none, then tokens each at its own level: what a roll-out meets
+extended        a clean past, then one level for all the rest: what a roll-out of full-sequence diffusion meets
 
 A draw is a function `(shape, levels, generator) -> Levels`. Names join with a plus, `"independent+staircase"`: each sequence
 of the batch follows one of them, equally often.
@@ -65,10 +66,21 @@ def continued(shape: tuple[int, int], levels: int, generator: Generator | None =
     """
     b, t = shape
     k = independent(shape, levels, generator).k
-    end = torch.randint(1, max(2, t), (b, 1), generator=generator)
+    end = _ends(b, t, generator)
     doubt = most * levels * torch.rand(b, 1, generator=generator) * torch.randint(0, 2, (b, 1), generator=generator)
     low = (torch.rand(shape, generator=generator) * doubt).round().long()
     return Levels(torch.where(torch.arange(t) < end, low, k))
+
+
+def extended(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """A clean past that ends anywhere, then one level for all the rest, uniform in {0..K}."""
+    k = shared(shape, levels, generator).k
+    return Levels(torch.where(torch.arange(shape[1]) < _ends(*shape, generator), 0, k))
+
+
+def _ends(b: int, t: int, generator: Generator | None) -> Tensor:
+    """(b, 1), after how many tokens the past of each sequence ends: one at least, and one is left."""
+    return torch.randint(1, max(2, t), (b, 1), generator=generator)
 
 
 DRAWS: dict[str, Draw] = {
@@ -77,6 +89,7 @@ DRAWS: dict[str, Draw] = {
     "teacher_forced": teacher_forced,
     "staircase": staircase,
     "continued": continued,
+    "extended": extended,
 }
 
 

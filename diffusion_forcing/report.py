@@ -126,6 +126,9 @@ def _image(file: Path, caption: str) -> str:
     if not file.exists():
         return f"<p>(missing: {html.escape(file.name)})</p>"
     data = base64.b64encode(file.read_bytes()).decode()
+    if file.suffix == ".mp4":
+        film = f'<video src="data:video/mp4;base64,{data}" controls loop autoplay muted></video>'
+        return f"<figure>{film}<figcaption>{html.escape(caption)}</figcaption></figure>"
     kind = {"gif": "gif", "webp": "webp"}.get(file.suffix[1:], "png")
     text = html.escape(caption)
     return f'<figure><img src="data:image/{kind};base64,{data}" alt="{text}"><figcaption>{text}</figcaption></figure>'
@@ -143,7 +146,7 @@ h1 { font-size: 1.7rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
 td, th { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #dde3ea; text-align: left; }
 th { font-weight: 600; } td:not(:first-child) { font-variant-numeric: tabular-nums; }
-figure { margin: 1.4rem 0; } img { max-width: 100%; } figcaption { color: #5b6875; font-size: .9rem; }
+figure { margin: 1.4rem 0; } img, video { max-width: 100%; } figcaption { color: #5b6875; font-size: .9rem; }
 pre { background: #f4f6f8; padding: .8rem 1rem; overflow-x: auto; border-radius: 6px; font-size: .85rem; }
 summary { cursor: pointer; margin-top: 2rem; color: #5b6875; }
 """

@@ -302,6 +302,11 @@ def test_eval_takes_options_of_the_task(trained, tmp_path, capsys):
     assert json.loads((tmp_path / "pyramid").read_text()) != json.loads((tmp_path / "tokens").read_text())
 
 
+def test_runs_of_a_task_that_is_measured_alone_cannot_be_compared(trained, capsys):
+    assert dforce("eval", trained, "--against", trained.parent / "other", "--samples", "5") == 2
+    assert "Composition is measured one run at a time; leave out --against" in said(capsys)[1]
+
+
 def test_options_may_come_before_the_run(trained, capsys):
     assert dforce("eval", "--samples", "7", trained) == 0
     assert "Where 7 trajectories end" in said(capsys)[0]

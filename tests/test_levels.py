@@ -5,7 +5,7 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
-from diffusion_forcing.levels import DRAWS, by_name, continued
+from diffusion_forcing.levels import DRAWS, by_name, continued, extended
 
 K = 10
 MANY = (20_000, 5)
@@ -161,6 +161,18 @@ def test_a_mixture_with_teacher_forcing_says_how_each_past_is_seen():
     clean, own = (past == 0).all(1), (past == k).all(1)
     assert (clean | own).all()
     assert abs(clean.float().mean() - 0.5) < 0.03
+
+
+def test_an_extended_sequence_has_a_clean_past_and_then_one_level():
+    t, levels = 5, 1000
+    k, past = extended((20_000, t), levels, seeded(0))
+    assert past is None
+    ends = (k == k[:, -1:]).int().argmax(1)  # the first token at the level of the last
+    assert all(not row[:end].any() and (row[end:] == row[-1]).all() for row, end in zip(k[:500], ends[:500], strict=True))
+    noisy = ends[k[:, -1] > 0]
+    assert (torch.bincount(noisy, minlength=t)[1:] / len(noisy) - 1 / (t - 1)).abs().max() < 0.02
+    assert k[:, -1].float().mean() == pytest.approx(levels / 2, rel=0.02)
+    assert (extended((500, 1), K, seeded(0)).k == 0).all()  # one token is all past
 
 
 @pytest.mark.parametrize("name", [*DRAWS, "independent+staircase", "shared + teacher_forced"])

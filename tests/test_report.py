@@ -60,6 +60,16 @@ def test_the_page_shows_table_figures_curves_command_and_configuration(run):
     assert pictures[0] == (run / "figures" / "matrix.png").read_bytes()
 
 
+def test_films_are_played(run):
+    evaluation = json.loads((run / "eval.json").read_text())
+    (run / "eval.json").write_text(json.dumps({**evaluation, "figures": {"walk.mp4": "Real & made."}}))
+    (run / "figures" / "walk.mp4").write_bytes(b"film")
+    text = write_report(run).read_text()
+    (film,) = re.findall(r'<video src="data:video/mp4;base64,([^"]+)"', text)
+    assert base64.b64decode(film) == b"film"
+    assert "<figcaption>Real &amp; made.</figcaption>" in text
+
+
 def test_what_a_run_calls_itself_is_text_not_markup(run):
     text = write_report(run).read_text()
     assert "<co>" not in text

@@ -20,7 +20,7 @@ from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.video import VIDEO
 from diffusion_forcing.tasks import video_pictures
 from diffusion_forcing.tasks.video import Folder, RollOut, Video
-from diffusion_forcing.tasks.video_pictures import draw_curves, judge
+from diffusion_forcing.tasks.video_pictures import draw_curves, film_of, judge
 from diffusion_forcing.train import train
 from diffusion_forcing.video_scores import SCORES, Curve, psnr
 
@@ -459,8 +459,8 @@ def test_evaluate_says_and_draws_what_it_measured(context, model, tmp_path):
     (table,) = evaluation.tables
     assert table.title == f"2 roll-outs of 8 frames after {2 * context}, 2 steps a token"
     assert [row[0] for row in table.rows] == list(evaluation.metrics)
-    assert list(evaluation.figures) == ["beginning.png", "rollout.png"]
-    assert all(is_png(tmp_path / name) for name in evaluation.figures)
+    assert list(evaluation.figures) == ["beginning.png", "rollout.png", "rollouts.mp4"]
+    assert all(is_png(tmp_path / name) for name in evaluation.figures if name.endswith("png"))
 
 
 def test_the_seed_decides_what_is_measured(model, tmp_path):
@@ -474,8 +474,8 @@ def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
     eyes = Perception((3, 3, 3, 3, 3), seeded(0))
     monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
     evaluation = changed(TASK, length=32).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
-    assert list(evaluation.figures) == ["beginning.png", "rollout.png", "curves.png"]
-    assert is_png(tmp_path / "curves.png")
+    assert list(evaluation.figures) == ["beginning.png", "rollout.png", "rollouts.mp4", "over_time.png"]
+    assert is_png(tmp_path / "over_time.png")
     assert evaluation.metrics["first token LPIPS"] > 0
     for name in ("video-FD", "frame-FD", "blow-up"):
         assert {f"{name} first window", f"{name} last window", f"{name} real"} <= evaluation.metrics.keys()
@@ -487,8 +487,66 @@ def test_short_or_few_clips_have_no_curves(options, model, tmp_path, monkeypatch
     eyes = Perception((3, 3, 3, 3, 3), seeded(0))
     monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
     evaluation = changed(TASK, **options).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
-    assert "curves.png" not in evaluation.figures
+    assert "over_time.png" not in evaluation.figures
     assert "first token LPIPS" in evaluation.metrics
+
+
+def test_runs_are_judged_side_by_side_on_the_same_clips(model, tmp_path, monkeypatch):
+    """Another run stacks other frames, samples its own way, and is measured from the same frames on."""
+    task = changed(TASK, length=8, sampling=RollOut(steps=2, context=2))
+    single = changed(TASK, stack=1, tokens=8, sampling=RollOut(steps=5, context=7, stabilization=3))
+    asked = []
+    generate = Video.generate
+
+    def spy(self, *arguments, **options):
+        asked.append(self)
+        return generate(self, *arguments, **options)
+
+    monkeypatch.setattr(Video, "generate", spy)
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told, others={"one": (single, model_for(single))})
+    alone = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    assert {name: value for name, value in evaluation.metrics.items() if ": " not in name} == alone.metrics
+    assert {name for name in evaluation.metrics if ": " in name} == {f"one: {name}" for name in alone.metrics}
+    (table,) = evaluation.tables
+    assert table.columns == ("", "this run", "one")
+    assert table.rows[0][1] != table.rows[0][2]
+    assert asked[1].sampling == RollOut(steps=2, context=4, stabilization=3)
+    assert (asked[1].stack, asked[1].length) == (1, 8)
+
+
+def test_runs_that_cannot_be_judged_from_the_same_frames_say_so(model, tmp_path):
+    odd = changed(TASK, stack=3, frames=12, tokens=2, length=9)
+    with pytest.raises(ValueError, match="set out from 2 frames, but another run stacks: 3 must divide 2"):
+        changed(TASK, sampling=RollOut(context=1)).evaluate(model, tmp_path, samples=1, seed=0, progress=told, others={"odd": (odd, model)})
+
+
+def test_turns_are_told_apart(model, tmp_path, monkeypatch):
+    """Where the walk turns, copying the last frame is farther from the truth."""
+    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
+    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
+    task = changed(TASK, sampling=RollOut(steps=2, context=2))
+    turns = task._turning(12, 4)
+    _, actions = task.judged_by(12, 4 + task.length)
+    assert turns.tolist() == [bool(abs(action[4, 1]) >= 0.5 or abs(action[5, 1]) >= 0.5) for action in actions]
+    assert 0 < turns.sum() < 12
+    metrics = task.evaluate(model, tmp_path, samples=12, seed=0, progress=told).metrics
+    assert {"first token LPIPS, turning", "last frame copied LPIPS, turning"} <= metrics.keys()
+
+
+def test_a_film_holds_a_clip_that_ends_and_does_without_pyav(real, tmp_path, monkeypatch):
+    frames, _ = real
+    clips = {"long": frames[:2], "short": frames[:2, :3]}
+    assert film_of(clips, tmp_path, longest=5) == "rollouts.mp4"
+    av = pytest.importorskip("av", reason="mp4 needs PyAV")
+    with av.open(str(tmp_path / "rollouts.mp4")) as film:
+        assert sum(1 for _ in film.decode(video=0)) == 5
+
+    def none():
+        raise ImportError("mp4 needs PyAV")
+
+    monkeypatch.setattr("diffusion_forcing.film.import_av", none)
+    assert film_of(clips, tmp_path) == "rollouts.gif"
+    assert (tmp_path / "rollouts.gif").read_bytes().startswith(b"GIF89a")
 
 
 def test_the_truth_scores_perfectly_and_a_still_picture_badly(real):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -264,22 +265,54 @@ class Video:
                 show(chunk)
         return np.concatenate(parts, axis=1), real, context
 
-    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
-        from .video_pictures import draw_curves, judge
+    def evaluate(
+        self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,
+        others: dict[str, tuple[Video, DiffusionForcing]] | None = None,
+    ) -> Evaluation:  # fmt: skip
+        """others: tasks and models by name to measure beside this one, from the same clips on. Their metrics are called `NAME: ...`."""
+        from .video_pictures import draw_curves, film_of, judge
 
         made, truth, context = self.generate(model, samples, seed, progress)
         length = self.tokens * self.stack if isinstance(self.world, Folder) else max(64, self.tokens * self.stack)
         real, _ = self.judged_by(self.real, length, progress)
-        scores, curves = judge(made, truth, real, context, self.stack, progress)
+        turns = self._turning(samples, context)
+        shown, curves, metrics, columns = {"": made}, {}, {}, []
+        runs = {"": (self, model), **{name: (self._judging_as(task), other) for name, (task, other) in (others or {}).items()}}
+        for name, (task, one) in runs.items():
+            if name:
+                shown[name] = task.generate(one, samples, seed, progress)[0]
+            scores, found = judge(shown[name], truth, real, context, self.stack, progress, turns)
+            columns.append(scores)
+            metrics.update({f"{name}: {score}" if name else score: value for score, value in scores.items()})
+            if found:
+                curves[name or "this run"] = found
         files = self._show(folder, made, truth, context)
+        film = film_of({"real": truth, **{name or "generated": clips for name, clips in shown.items()}}, folder)
+        files[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
-            draw_curves(curves, folder / "curves.png", self.tokens * self.stack - context)
-            files["curves.png"] = (
+            draw_curves(curves["this run"], folder / "over_time.png", self.tokens * self.stack - context, curves)
+            files["over_time.png"] = (
                 "Over the roll-out, windows of 16 frames; grey: real against real. The dotted line ends a window of training."
             )
-        rows = tuple((name, f"{value:.4g}") for name, value in scores.items())
+        rows = tuple((score, *(f"{column[score]:.4g}" for column in columns)) for score in columns[0])
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
-        return Evaluation(scores, (Table(title, ("", "figure"), rows),), files)
+        heads = ("", *(name or ("this run" if len(runs) > 1 else "figure") for name in runs))
+        return Evaluation(metrics, (Table(title, heads, rows),), files)
+
+    def _judging_as(self, other: Video) -> Video:
+        """The other's tokens and way of sampling, on this one's clips, as long and from as many frames."""
+        frames = self.sampling.context * self.stack
+        check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
+        check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
+        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps)
+        return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
+
+    def _turning(self, samples: int, context: int) -> NDArray[np.bool_] | None:
+        """(n,), in which of the clips the first token generated turns at half speed or more; None where clips do not say."""
+        if isinstance(self.world, Folder):
+            return None
+        _, actions = self.judged_by(samples, context + self.length)
+        return np.abs(actions[:, context : context + self.stack, 1]).max(1) >= 0.5
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         from ..film import Film

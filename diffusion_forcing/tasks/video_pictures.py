@@ -20,11 +20,12 @@ WINDOW = 16
 
 
 def judge(
-    made: Frames, truth: Frames, real: Frames, context: int, stack: int, progress: Progress
+    made: Frames, truth: Frames, real: Frames, context: int, stack: int, progress: Progress, turns: NDArray[np.bool_] | None = None
 ) -> tuple[dict[str, float], dict[str, Curve]]:
     """Figures by name, and curves over the roll-out (none without LPIPS' weights, or where clips are too short or too few).
 
-    made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...).
+    made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...). turns: (n,), in which
+    clips the first token generated turns: where copying shows least.
     """
     eyes = _eyes()
     scores: dict[str, float] = {}
@@ -36,6 +37,9 @@ def judge(
         if eyes is not None:
             scores["first token LPIPS"] = _lpips(eyes, made[:, first], truth[:, first])
             scores["last frame copied LPIPS"] = _lpips(eyes, copied, truth[:, first])
+            if turns is not None and turns.any():
+                scores["first token LPIPS, turning"] = _lpips(eyes, made[turns][:, first], truth[turns][:, first])
+                scores["last frame copied LPIPS, turning"] = _lpips(eyes, copied[turns], truth[turns][:, first])
     for name, part in (("mean", made[:, context:]), ("late mean", made[:, -2 * WINDOW :])):
         scores[f"pixel {name} over real"] = float(part.mean() / real.mean())
     for name, part in (("std", made[:, context:]), ("late std", made[:, -2 * WINDOW :])):
@@ -75,6 +79,22 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
             ax.set_visible(False)
         if len(lines) > 1:
             fig.axes[0].legend()
+
+
+def film_of(clips: dict[str, Frames], folder: Path, number: int = 3, longest: int = 400) -> str:
+    """Films the first clips (n, t, h, w, 3) of each name side by side. Returns the file's name: an mp4, a gif where PyAV is missing."""
+    from ..film import Film, import_av, side_by_side
+
+    number = min(number, *map(len, clips.values()))
+    columns = [(name, np.concatenate([clip[:longest] for clip in one[:number]], axis=1)) for name, one in clips.items()]
+    try:
+        import_av()
+        name = "rollouts.mp4"
+    except ImportError:
+        name = "rollouts.gif"
+    with Film(folder / name, fps=15) as film:
+        film.add(side_by_side(columns, scale=2))
+    return name
 
 
 def _eyes() -> Perception | None:
