@@ -142,6 +142,7 @@ def train_recipe(words: list[str]) -> int:
             return 0
         raise ValueError(f"name the recipe first: dforce train RECIPE {' '.join(words)}; `dforce list` shows them")
     name, *rest = words
+    rest = _spelled(rest)
     default = resolve(name)()
     if not isinstance(default, Experiment):
         raise ValueError(f"the recipe {name!r} must return an Experiment; it returned {type(default).__name__}")
@@ -296,12 +297,17 @@ def _described(name: str) -> str:
     return f"{doc}\n\nThe run goes to runs/NAME; the same command goes on where it stopped, after Ctrl-C or a crash."
 
 
-_SHORT = {"--episodes": "--samples", "--multi": "--task.multi"}  # what a domain calls things
+_SHORT = {"--episodes": "--samples", "--multi": "--task.multi", "--data": "--task.world.path"}  # what a domain calls things
+
+
+def _spelled(words: list[str]) -> list[str]:
+    """Words of a command with short names spelled out."""
+    return [_SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
 
 
 def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
     """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
-    words = [_SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
+    words = _spelled(words)
     known = next((word for word in words if word in shipped() or (Path(word) / "config.json").exists()), None)
     if known is not None:  # the run may stand anywhere among its options
         words = [known, *(word for word in words if word != known)]

@@ -158,6 +158,15 @@ def import_av() -> Any:
     return av
 
 
+def film_name(stem: str) -> str:
+    """stem.mp4, or stem.gif where PyAV is missing."""
+    try:
+        import_av()
+    except ImportError:
+        return f"{stem}.gif"
+    return f"{stem}.mp4"
+
+
 def _enlarge(frame: NDArray[Any], scale: int) -> NDArray[Any]:
     return frame if scale == 1 else frame.repeat(scale, axis=0).repeat(scale, axis=1)
 

@@ -143,7 +143,7 @@ def stream(
     event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
     if event is None:
         raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width'] or ['event']")
-    past = _Past(model, memory)
+    past = Past(model, memory)
     if context is not None:
         past.add(context, None if cond is None else cond[:, :given], 0)
     done = 0
@@ -167,7 +167,7 @@ def stream(
         done += keep
 
 
-class _Past:
+class Past:
     """The committed past of a roll-out: a state that carries on, or the last `memory` tokens read afresh."""
 
     def __init__(self, model: DiffusionForcing, memory: int | None) -> None:

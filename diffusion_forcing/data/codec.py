@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from .parts import Parts
 from .pictures import Patches, Pixels
 
 
@@ -198,8 +199,10 @@ def describe_codec(codec: nn.Module | None) -> Any:
     if isinstance(codec, Patches):
         shapes = {"basis": list(codec.basis.shape), "grid": list(codec.mean.shape)}
         return {"kind": "patches", "stack": codec.stack, "patch": codec.patch, **shapes}
+    if isinstance(codec, Parts):
+        return {"kind": "parts", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}, "kept": codec.kept}
     raise ValueError(
-        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches or a Chain of them"
+        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Parts or a Chain"
     )
 
 
@@ -233,6 +236,8 @@ def _build(kind: Any, config: Any) -> nn.Module:
         grid, kept = torch.zeros(config["grid"]), torch.ones(config["basis"][1])
         basis = torch.zeros(config["basis"])
         return Patches(config["stack"], config["patch"], basis[:, 0], basis, grid, kept, grid + 1)
+    if kind == "parts":
+        return Parts(config["shapes"], config["kept"])
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..config import Experiment, replace
 from .composition import composition, composition_transformer
 from .forecasting import FORECASTING
+from .imitation import IMITATION
 from .maze2d import (
     maze2d_large,
     maze2d_large_gru,
@@ -33,6 +34,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     "maze2d-paper": maze2d_paper,
     **FORECASTING,
     **VIDEO,
+    **IMITATION,
 }
 
 

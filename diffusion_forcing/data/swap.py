@@ -1,0 +1,102 @@
+"""Demonstrations of the swap robot: made once by the scripted expert in the simulator, and cached on disk.
+
+Episodes have seeds from 1,000,000 * (seed + 1) on, so that evaluation below a million meets none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from .cache import cache_folder
+
+if TYPE_CHECKING:
+    from .demonstrations import Demonstrations
+
+Told = Callable[[str, int, int], None]
+VERSION = 1
+"""Of the world and of its expert; to be raised when demonstrations change."""
+APART = 1_000_000
+
+
+def prepare_swap(
+    number: int = 150, px: int = 64, seed: int = 0, progress: Told | None = None, body: Literal["mujoco", "twin"] = "mujoco"
+) -> Path:
+    """The cache file of `number` successful demonstrations, made if it is not there. About 2 s each on one core.
+
+    A killed making leaves no file of that name. body: twin is for tests.
+    """
+    if number < 1:
+        raise ValueError(f"number counts demonstrations, 1 or more; got {number}")
+    if seed < 0:
+        raise ValueError(f"a seed is 0 or more; got {seed}")
+    file = cache_folder() / f"swap-v{VERSION}-{body}-{number}-{px}px-{seed}.npz"
+    if not file.exists():
+        from ..pretrained import write_atomically
+
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = _make(number, px, seed, progress, body)
+
+        def write(path: Path) -> None:
+            with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
+                np.savez_compressed(out, **made)
+
+        # A name of this process's own until the file is whole: two trainings may make the same data at once.
+        own = file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
+        write_atomically(own, write)
+        own.replace(file)
+    return file
+
+
+def load_swap(path: Path) -> Demonstrations:
+    """Demonstrations of a file that `prepare_swap` made: 600 actions each, 41 frames of two cameras and the hand's pose as the state."""
+    from ..envs.swap import CAMERAS, CONTROL_DT, EVERY
+    from .demonstrations import Demonstrations
+
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"there are no demonstrations in {path}; prepare_swap() makes them")
+    try:
+        with np.load(path) as arrays:
+            actions, states = list(arrays["actions"]), list(arrays["poses"])
+            images = {name: list(arrays[name]) for name in CAMERAS}
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is damaged or not a cache of ours ({error}); delete it and it is made again") from error
+    return Demonstrations(actions=actions, states=states, images=images, every=EVERY, fps=1 / CONTROL_DT)
+
+
+def _make(number: int, px: int, seed: int, progress: Told | None, body: Literal["mujoco", "twin"]) -> dict[str, np.ndarray]:
+    """Arrays of the file: actions (n, 600, 7), poses (n, 41, 7), front and hand (n, 41, px, px, 3), and how each went, (n,)."""
+    from ..envs.swap import CAMERAS, SwapEnv
+    from ..envs.swap_expert import demonstrate
+
+    env = SwapEnv(px=px, body=body)
+    try:
+        episodes, seeds = [], []
+        for tried in range(10 * number):
+            episode = demonstrate(env, APART * (seed + 1) + tried)
+            if episode.success:
+                episodes.append(episode)
+                seeds.append(APART * (seed + 1) + tried)
+                if progress is not None:
+                    progress("swapping apples and oranges", len(episodes), number)
+            if len(episodes) == number:
+                break
+    finally:
+        env.close()
+    assert len(episodes) == number, f"the expert swaps nearly always; here {len(episodes)} of {10 * number} times"
+    return {
+        "actions": np.stack([episode.actions for episode in episodes]),
+        "poses": np.stack([episode.poses for episode in episodes]),
+        **{name: np.stack([episode.images[name] for episode in episodes]) for name in CAMERAS},
+        "seeds": np.array(seeds),
+        **{
+            name: np.array([getattr(episode, name) for episode in episodes])
+            for name in ("start", "finished", "nudges", "slips", "regrasps")
+        },
+    }

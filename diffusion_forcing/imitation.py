@@ -1,0 +1,159 @@
+"""A trained model as a robot's policy: it keeps a belief of what went on, looks, samples what to do next, and may doubt what it sees.
+
+`ImitationAgent` serves n robots at once, NumPy in and out. A moment is a look at all cameras and the state; from one moment to the next a
+chunk of actions is carried out. `level` says how far a look is to be believed: 0 as it is, K not at all, in between a little; for all
+that is seen alike, or for each camera by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from .checks import check_options
+from .data.parts import ACTIONS, Parts
+from .matrix import full_sequence
+from .model import DiffusionForcing
+from .sampling import Past, sample
+
+Level = int | float | NDArray[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ActOptions:
+    """How an agent acts."""
+
+    steps: int = 10
+    """Denoising steps of a chunk of actions."""
+    eta: float = 0.0
+    """Fresh noise at each step: 0 none, 1 ancestral."""
+    memory: int | None = None
+    """Forget all but the last so many moments; None: nothing is forgotten."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "steps")
+        if self.memory is not None and self.memory < 1:
+            raise ValueError(f"memory counts moments, from 1 (this look alone), or is None for all of them; got {self.memory}")
+
+
+class ImitationAgent:
+    """model: of tokens that `data.parts.Parts` encodes. `reset`, then `act` at each moment."""
+
+    def __init__(self, model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> None:
+        if not isinstance(model.codec, Parts):
+            raise ValueError(f"an imitation agent wants a model of what is seen and done (Parts); this one's codec is {model.codec!r:.60}")
+        self.model, self.codec, self.options, self.seed = model.eval(), model.codec, options or ActOptions(), seed
+        self.seen = self.codec.names[1:]
+        self._matrix = full_sequence(1, model.schedule.ladder(min(self.options.steps, model.schedule.levels)))
+        self.reset()
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
+        """From a run, a model's folder, or the name of a shipped model."""
+        from .run import SHIPPED, shipped
+
+        folder = Path(path)
+        if str(path) in shipped() and not folder.exists():
+            folder = SHIPPED / str(path)
+        inner = folder / "model"
+        return cls(DiffusionForcing.from_pretrained(inner if inner.is_dir() else folder), options, seed)
+
+    def reset(self, n: int = 1) -> None:
+        """Begin anew, with n robots."""
+        if n < 1:
+            raise ValueError(f"there is one robot at least; got n={n}")
+        self.n = n
+        self.generator = Generator().manual_seed(self.seed)
+        memory = self.options.memory
+        # The last look and the actions after it are what one moment of memory holds.
+        self._past = Past(self.model, None if memory is None else memory * len(self.codec.names) - 1)
+
+    def act(self, observation: Mapping[str, Any], level: Level = 0, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """Look and decide: actions (n, chunk, a), to be carried out until the next look.
+
+        observation: of each camera (n, px, px, 3) bytes, of the state (n, s); for one robot the first axis may be left out. level: 0..K,
+        how far all of it or (by name) each part is doubted, one for all robots or (n,). What is not believed at all (K) may be missing or
+        NaN. doing: actions (n, chunk, a) that are carried out instead of those decided, which is what is remembered then.
+        """
+        levels = self._levels(level)
+        tokens = torch.cat([self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)], dim=1)
+        noise = torch.randn(tokens.shape, generator=self.generator)
+        noised = torch.where(levels[..., None] > 0, self.model.schedule.add_noise(tokens, levels, noise), tokens)
+        self._past.add(noised, self._kinds(len(self.seen), 1), levels)
+        return self._decide(doing)
+
+    def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """Look at nothing, and go on with what might be seen: actions (n, chunk, a), and what was imagined, each part (n, *shape)."""
+        seen = {}
+        for i, name in enumerate(self.seen):
+            token = self._sample(i + 1)
+            self._past.add(token, self._kinds(1, i + 1), 0)
+            seen[name] = self.codec.decode_part(name, token)[:, 0].numpy()
+        return self._decide(), seen
+
+    def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        token = self._sample(0)
+        done = token if doing is None else self.codec.encode_part(ACTIONS, torch.as_tensor(np.asarray(doing, dtype=np.float32))[:, None])
+        self._past.add(done, self._kinds(1, 0), 0)
+        return self.codec.decode_part(ACTIONS, token)[:, 0].numpy()
+
+    @torch.no_grad()
+    def _sample(self, part: int) -> Tensor:
+        """The next token (n, 1, width), which is one of that part."""
+        denoise = self.model.denoiser(self._kinds(1, part), self._past.state)
+        x = torch.randn(self.n, 1, self.codec.width, generator=self.generator)
+        token = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
+        token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
+        return token
+
+    def _kinds(self, tokens: int, first: int) -> Tensor:
+        return self.codec.kinds(tokens, first).expand(self.n, -1, -1)
+
+    def _levels(self, level: Level) -> Tensor:
+        """(n, parts seen), from one level, one a robot, or either by name."""
+        top = self.model.schedule.levels
+        if isinstance(level, Mapping):
+            unknown = [name for name in level if name not in self.seen]
+            if unknown:
+                raise ValueError(f"what is seen are {', '.join(self.seen)}; a level was given for {unknown[0]!r}")
+        columns = []
+        for name in self.seen:
+            one = np.asarray(level.get(name, 0) if isinstance(level, Mapping) else level)
+            if one.shape not in ((), (self.n,)):
+                raise ValueError(f"a level is one for all robots or one each, ({self.n},); got shape {one.shape} for {name}")
+            if not (np.isfinite(one).all() and (one >= 0).all() and (one <= top).all()):
+                raise ValueError(f"a level goes from 0 (believe) to {top} (ignore); got {one} for {name}")
+            columns.append(torch.as_tensor(np.broadcast_to(np.round(one).astype(np.int64), (self.n,)).copy()))
+        return torch.stack(columns, dim=1)
+
+    def _look(self, name: str, raw: Any, levels: Tensor) -> Tensor:
+        """A part as a token (n, 1, width), zeros where it is not believed at all."""
+        ignored = levels == self.model.schedule.levels
+        if raw is None:
+            if not ignored.all():
+                raise ValueError(
+                    f"{name} is missing; a part that is not there has level {self.model.schedule.levels}: act(..., level={{...}})"
+                )
+            return torch.zeros(self.n, 1, self.codec.width)
+        array, shape = np.asarray(raw), self.codec.shapes[name]
+        array = array[None] if array.shape == shape else array
+        if array.shape != (self.n, *shape):
+            raise ValueError(f"{name} should be {(self.n, *shape)} for {self.n} robots; got {array.shape}")
+        if array.dtype.kind == "f":
+            broken = ~np.isfinite(array).reshape(self.n, -1).all(1)
+            told = ignored.numpy()
+            if (broken & ~told).any():
+                which = int(np.flatnonzero(broken & ~told)[0])
+                raise ValueError(
+                    f"{name} of robot {which} holds NaN or infinite values; if it is missing, say so by level {self.model.schedule.levels}"
+                )
+            array = np.where(broken.reshape(-1, *(1,) * len(shape)), 0, array)
+        token = self.codec.encode_part(name, torch.as_tensor(np.ascontiguousarray(array))[:, None])
+        return torch.where(ignored[:, None, None], 0.0, token)  # at K a trace of the signal is left, of which nothing shall be heard

@@ -1,0 +1,242 @@
+"""Imitation (paper, section 4.4): demonstrations as moments, an agent with memory that acts, and how well it does in its world."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..checks import check_options
+from ..data.parts import ACTIONS, STATE, Parts
+from ..data.sequences import Windows
+from ..imitation import ActOptions, ImitationAgent
+from .base import Evaluation, Progress, Table, TaskData
+from .pushing import Pushing
+from .swapping import Swapping
+
+if TYPE_CHECKING:
+    from ..data.demonstrations import Demonstrations
+    from ..model import DiffusionForcing
+
+Moments = dict[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Demonstrations of one's own: a LeRobot data set (v2.1) in a folder. There is no world to try a model in, only actions to compare."""
+
+    path: Path = Path("demonstrations")
+    """The folder."""
+    cameras: tuple[str, ...] | None = None
+    """Names of the cameras to look through; None: all."""
+    px: int = 64
+    """Height and width to which pictures are cut and resized."""
+    held: int = 4
+    """How many demonstrations, the last ones, are kept to judge by."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "px", "held")
+
+    def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
+        from ..data.lerobot import read_lerobot
+
+        return read_lerobot(self.path, cameras=self.cameras, px=self.px, every=chunk, progress=progress)
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """Demonstrations, how they become moments, and how an agent that imitates them acts."""
+
+    world: Swapping | Pushing | Recorded = field(default_factory=Swapping)
+    """Where demonstrations come from."""
+    chunk: int = 15
+    """Actions from one look to the next."""
+    components: int = 96
+    """Numbers a picture is told by: its principal directions."""
+    whiten: float = 0.5
+    """How far these are made equally large: 0 not at all, 1 all alike."""
+    state: bool = True
+    """Whether the measured state is seen, beside the pictures."""
+    moments: int = 40
+    """Moments a window of training has at most."""
+    offsets: int = 1
+    """Of demonstrations that look at each step: how many ways to cut one into chunks are trained on, each beginning later."""
+    acting: ActOptions = field(default_factory=ActOptions)
+    """How the agent acts."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "chunk", "components", "moments", "offsets")
+
+    def prepare(self, progress: Progress | None = None) -> Path:
+        """The demonstrations, made if they are not in the cache. Returns their file or folder."""
+        return self.world.prepare(progress) if isinstance(self.world, Swapping) else self.world.path
+
+    def data(self) -> TaskData:
+        return _data(self)
+
+    @property
+    def default_samples(self) -> int:
+        return 50
+
+    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+        agent = ImitationAgent(model, self.acting, seed)
+        if isinstance(self.world, Recorded):
+            return self._compare(agent, min(samples, self.world.held), progress)
+        return self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
+
+    def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
+        """What the model imagines from the first look of demonstrations that were kept back, to their end."""
+        found = self.imagined(model, samples, seed, progress)
+        file = folder / "imagined.npz"
+        np.savez_compressed(file, **found)  # type: ignore[arg-type]
+        return [file, *_sheets(found, folder)]
+
+    def imagined(self, model: DiffusionForcing, samples: int, seed: int, progress: Progress) -> Moments:
+        """Parts (n, t, *shape): the first look is real, all that follows is imagined, t moments as in the demonstrations."""
+        cuts = self._kept_back(progress)[:samples]
+        agent = ImitationAgent(model, self.acting, seed)
+        agent.reset(len(cuts))
+        t = max(len(cut[ACTIONS]) for cut in cuts)
+        first = {name: np.stack([cut[name][0] for cut in cuts]) for name in agent.seen}
+        actions = [agent.act(first)]
+        seen = {name: [_pictures(part)] for name, part in first.items()}
+        for done in range(t - 1):
+            acts, parts = agent.imagine()
+            actions.append(acts)
+            for name, part in parts.items():
+                seen[name].append(part)
+            progress("moments", done + 1, t - 1)
+        return {ACTIONS: np.stack(actions, axis=1), **{name: np.stack(parts, axis=1) for name, parts in seen.items()}}
+
+    def _compare(self, agent: ImitationAgent, samples: int, progress: Progress) -> Evaluation:
+        """Actions decided at each look of demonstrations that were kept back, against those that people took."""
+        errors, last, spread = [], [], []
+        for done, cut in enumerate(self._kept_back(progress)[:samples]):
+            agent.reset(1)
+            for j in range(len(cut[ACTIONS]) - 1):
+                decided = agent.act({name: cut[name][j][None] for name in agent.seen}, doing=cut[ACTIONS][j + 1][None])
+                wanted, before = cut[ACTIONS][j + 1], cut[ACTIONS][j][-1] if j else cut[ACTIONS][1][0]
+                errors.append(np.abs(decided[0] - wanted).mean(0))
+                last.append(np.abs(before - wanted).mean(0))
+                spread.append(wanted)
+            progress("demonstrations", done + 1, samples)
+        own, held = np.mean(errors, axis=0), np.mean(last, axis=0)
+        std = np.concatenate(spread).std(0)
+        rows = tuple((f"action {i}", f"{a:.4g}", f"{b:.4g}", f"{s:.4g}") for i, (a, b, s) in enumerate(zip(own, held, std, strict=True)))
+        metrics = {
+            "error over spread": float((own / np.maximum(std, 1e-9)).mean()),
+            "held over spread": float((held / np.maximum(std, 1e-9)).mean()),
+        }
+        title = f"Actions on {samples} demonstrations kept back: mean distance to what was done"
+        return Evaluation(metrics, (Table(title, ("", "decided", "last action held", "spread"), rows),), {})
+
+    def _kept_back(self, progress: Progress) -> list[Moments]:
+        demonstrations = self.world.demonstrations(self.chunk, progress)
+        kept = range(max(0, len(demonstrations) - self.world.held), len(demonstrations))
+        return [moments_of(demonstrations, i, self.chunk, 0, self.state) for i in kept]
+
+
+def moments_of(demonstrations: Demonstrations, i: int, chunk: int, offset: int = 0, state: bool = True) -> Moments:
+    """Parts (t, *shape) of episode i cut into chunks of actions, from frame number `offset` on.
+
+    Moment j is what was seen after chunk j; the chunk before the first moment is zeros, to be left out. An episode that ends within a chunk
+    goes on resting: its last action is repeated, and its last frame is seen again.
+    """
+    every = demonstrations.every
+    if chunk % every:
+        raise ValueError(f"demonstrations are seen every {every} actions, so a chunk must be a multiple of that; got {chunk}")
+    actions = demonstrations.actions[i][offset * every :]
+    frames = len(demonstrations.states[i]) - offset
+    if frames < 1 or len(actions) < 1:
+        raise ValueError(f"episode {i} has {len(demonstrations.states[i])} frames; none is left from number {offset} on")
+    chunks = -(-len(actions) // chunk)
+    padded = np.concatenate([actions, np.repeat(actions[-1:], chunks * chunk - len(actions), axis=0)])
+    before = np.concatenate([np.zeros_like(padded[:chunk])[None], padded.reshape(chunks, chunk, -1)])
+    seen = offset + np.minimum(np.arange(chunks + 1) * (chunk // every), frames - 1)
+    found: Moments = {ACTIONS: before}
+    found.update({name: episodes[i][seen] for name, episodes in demonstrations.images.items()})
+    if (state and demonstrations.state_width) or not demonstrations.images:
+        found[STATE] = demonstrations.states[i][seen]
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def _data(task: Imitation) -> TaskData:
+    from ..log import progress_bar
+
+    with progress_bar() as progress:
+        demonstrations = task.world.demonstrations(task.chunk, progress)
+        last = len(demonstrations) - task.world.held
+        if last < 1:
+            raise ValueError(
+                f"{len(demonstrations)} demonstrations, of which {task.world.held} are kept to judge by, leave none to train on"
+            )
+        return _read(task, demonstrations, last, progress)
+
+
+def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: Progress) -> TaskData:
+    def cut(which: range, offsets: int) -> list[Moments]:
+        return [
+            moments_of(demonstrations, i, task.chunk, offset, task.state)
+            for i in which
+            for offset in range(min(offsets, len(demonstrations.states[i]) - 1))
+        ]
+
+    train, valid = cut(range(last), task.offsets), cut(range(last, len(demonstrations)), 1)
+    whole = {name: torch.as_tensor(np.concatenate([one[name][1:] for one in train])) for name in train[0]}
+    # Directions of motion, turning and gripping come in units of their own: each counts by its spread.
+    units = {name: _units(whole[name]) for name in (ACTIONS, STATE) if name in whole}
+    keep = dict.fromkeys(demonstrations.images, task.components)
+    codec = Parts.fit(whole, keep, units, task.whiten)
+    parts = len(codec.names)
+
+    def windows(cuts: list[Moments]) -> Windows:
+        tokens, kinds = [], []
+        for done, one in enumerate(cuts):
+            encoded = codec.encode({name: torch.as_tensor(part)[None] for name, part in one.items()})[0, 1:]
+            tokens.append(encoded)
+            kinds.append(codec.kinds(len(encoded), 1))
+            progress("moments to tokens", done + 1, len(cuts))
+        return Windows(tokens, task.moments * parts - 1, conditions=kinds, crop=0.0)
+
+    return TaskData(windows(train), windows(valid), codec)
+
+
+def _units(part: Tensor) -> Tensor:
+    """(*shape), the spread of each number of a vector over all moments, and over all steps of a chunk: (n, s), or (n, chunk, a)."""
+    spread = part.float().flatten(0, -2).std(0)
+    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+    return spread.expand(part.shape[1:])
+
+
+def _pictures(part: NDArray) -> NDArray[np.float32]:
+    """Bytes to numbers from 0 to 1; all else as it is."""
+    return part.astype(np.float32) / np.float32(255) if part.dtype == np.uint8 else part.astype(np.float32)
+
+
+def _sheets(found: Moments, folder: Path) -> list[Path]:
+    """A sheet of what each camera was imagined to see, one row a demonstration; of states and actions, lines over time."""
+    from ..film import contact_sheet
+    from ..report import COLOURS, figure
+
+    files = []
+    for name, part in found.items():
+        file = folder / f"{name}.png"
+        if part.ndim == 5 and part.shape[-1] == 3 and name not in (ACTIONS, STATE):
+            contact_sheet((part[:8].clip(0, 1) * 255).round().astype(np.uint8), file, every=max(1, part.shape[1] // 14), mark=1)
+        else:
+            lines = part.reshape(len(part), -1, part.shape[-1])
+            with figure(file, 9, 3) as fig:
+                ax = fig.subplots()
+                for i in range(min(4, lines.shape[-1])):
+                    ax.plot(lines[0, :, i], color=COLOURS[i], label=f"{name} {i}")
+                ax.set(xlabel="step")
+                ax.legend(frameon=False)
+        files.append(file)
+    return files

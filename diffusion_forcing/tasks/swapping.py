@@ -1,0 +1,195 @@
+"""The swap for imitation: demonstrations of an arm that swaps two fruits, and a model that does it, also when its eyes deceive it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checks import check_options
+from .base import Evaluation, Progress, Table
+
+if TYPE_CHECKING:
+    from ..data.demonstrations import Demonstrations
+    from ..envs.swap import SwapEnv
+    from ..imitation import ImitationAgent
+
+TESTED = 1_000_000
+"""The first seed of episodes that are judged; demonstrations have lower ones."""
+AT_ONCE = 10
+FILMED = 6
+Trial = Literal["clean", "distractors", "occluded", "dropped", "imagine", "blind"]
+DECEITS = ("distractors", "occluded", "dropped")
+
+
+class Tried(NamedTuple):
+    """Of n episodes: success (n,), films of the first (frames, px, k * 2 px, 3), and seconds of each decision."""
+
+    success: NDArray[np.bool_]
+    film: NDArray[np.uint8]
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Swapping:
+    """An arm swaps an apple and an orange by way of a third plate. What to do next is in no single picture."""
+
+    px: int = 64
+    """Height and width of the pictures."""
+    number: int = 150
+    """Demonstrations, made by a script on first use."""
+    body: Literal["mujoco", "twin"] = "mujoco"
+    """The simulator; the twin is a drawing without forces, for quick looks only."""
+    data_seed: int = 0
+    """Of the demonstrations."""
+    held: int = 10
+    """How many demonstrations, the last ones, are kept to validate on."""
+    trials: tuple[Trial, ...] = ("clean", "distractors", "occluded", "dropped", "imagine", "blind")
+    """What is tried: clean looks; three ways to deceive, told and not told; and two controls that must fail: to see the first frame only
+    and imagine the rest, and a script that aims at the plates' middles."""
+    doubt: float = 0.6
+    """Of a picture with things that do not belong, told: its level, as a share of K. What is covered or dropped is ignored."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "px", "number", "held")
+        if not 0 <= self.doubt <= 1:
+            raise ValueError(f"doubt is a share of K, 0 to 1; got {self.doubt}")
+
+    def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
+        from ..data.swap import load_swap
+
+        return load_swap(self.prepare(progress))
+
+    def prepare(self, progress: Progress | None = None) -> Path:
+        """The demonstrations, made if they are not in the cache. Returns their file."""
+        from ..data.swap import prepare_swap
+
+        return prepare_swap(self.number, self.px, self.data_seed, body=self.body, progress=progress)
+
+    def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+        """Success over episodes, the same ones in each trial."""
+        metrics: dict[str, float] = {}
+        rows, figures = [], {}
+        for name, trial, told in self._named_trials():
+            here = _renamed(progress, f"episodes ({name})")
+            tried = self._blind(samples, seed, here) if trial == "blind" else self._trial(agent, trial, told, samples, seed, here)
+            low, high = wilson(int(tried.success.sum()), samples)
+            metrics[name] = float(tried.success.mean())
+            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}"))
+            if tried.seconds:
+                metrics.setdefault("milliseconds a chunk", 1e3 * float(np.median(tried.seconds)))
+            if len(tried.film):
+                ends = ", ".join("done" if success else "failed" for success in tried.success[:FILMED])
+                figures[self._film(name, tried, folder)] = f"{name}, front and hand camera of the first episodes: {ends}"
+        if "milliseconds a chunk" in metrics:
+            rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", ""))
+        table = Table(f"The swap, {samples} episodes a row", ("", "success", "95 % interval"), tuple(rows))
+        return Evaluation(metrics, (table,), figures)
+
+    def _named_trials(self) -> list[tuple[str, Trial, bool]]:
+        """Name, kind, and whether the agent is told."""
+        found: list[tuple[str, Trial, bool]] = []
+        for trial in self.trials:
+            if trial in DECEITS:
+                found += [(f"{trial}, told", trial, True), (f"{trial}, not told", trial, False)]
+            else:
+                found.append((trial, trial, True))
+        return found
+
+    def _trial(self, agent: ImitationAgent, trial: str, told: bool, samples: int, seed: int, progress: Progress) -> Tried:
+        from ..envs.corrupt import Corrupted
+        from ..envs.swap import CAMERAS, EVERY, FRAMES, SwapEnv
+
+        top = agent.model.schedule.levels
+        success: list[bool] = []
+        films: list[NDArray[np.uint8]] = []
+        seconds: list[float] = []
+        size = min(AT_ONCE, samples)
+        envs: list[Any] = [SwapEnv(self.px, self.body) for _ in range(size)]
+        if trial in DECEITS:
+            envs = [Corrupted(env, trial, EVERY, FRAMES + 1) for env in envs]  # type: ignore[arg-type]
+        level = round(self.doubt * top) if trial == "distractors" else top
+        try:
+            for first in range(0, samples, size):
+                here = envs[: samples - first]
+                seeds = TESTED + 10_000 * seed + first + np.arange(len(here))
+                looks = [env.reset(seed=int(number)) for env, number in zip(here, seeds, strict=True)]
+                agent.reset(len(here))
+                filmed = here[: max(0, FILMED - first)]
+                frames = [_pictures(looks[: len(filmed)])]
+                for frame in range(FRAMES):
+                    begun = time.perf_counter()
+                    if trial == "imagine" and frame:
+                        actions, _ = agent.imagine()
+                    else:
+                        doubts = [info.get("doubtful", {}) for _, info in looks]
+                        levels = {name: np.array([level * bool(doubt.get(name)) * told for doubt in doubts]) for name in agent.seen}
+                        seen = {name: np.stack([observation[_key(name)] for observation, _ in looks]) for name in agent.seen}
+                        actions = agent.act(seen, levels)
+                    seconds.append(time.perf_counter() - begun)
+                    found = [env.step_many(chunk) for env, chunk in zip(here, actions, strict=True)]
+                    looks = [(one[0], one[4]) for one in found]
+                    frames.append(_pictures(looks[: len(filmed)]))
+                success += [bool(info["success"]) for _, info in looks]
+                if filmed:
+                    films.append(np.stack(frames))
+                progress("episodes", min(first + size, samples), samples)
+        finally:
+            for env in envs:
+                env.close()
+        assert set(CAMERAS) >= {name for name in agent.seen if name != "state"}
+        return Tried(np.array(success), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
+
+    def _blind(self, samples: int, seed: int, progress: Progress) -> Tried:
+        """The script that made the demonstrations, aiming at the plates' middles."""
+        from ..envs.swap import SwapEnv
+        from ..envs.swap_expert import Expert
+
+        env: SwapEnv = SwapEnv(self.px, self.body)
+        success = []
+        for done in range(samples):
+            number = TESTED + 10_000 * seed + done
+            env.reset(seed=number, options={"look": False})
+            expert = Expert(env, number, blind=True)
+            while not env.step_many(expert.act()[None], look=False)[3]:
+                pass
+            success.append(env.success)
+            progress("episodes", done + 1, samples)
+        env.close()
+        return Tried(np.array(success), np.zeros((0, 1, 1, 3), np.uint8), [])
+
+    def _film(self, name: str, tried: Tried, folder: Path) -> str:
+        from ..film import Film, film_name
+
+        file = film_name(name.replace(", ", "_").replace(" ", "_"))
+        with Film(folder / file, fps=5, scale=2) as film:
+            film.add(tried.film)
+        return file
+
+
+def wilson(successes: int, number: int, z: float = 1.96) -> tuple[float, float]:
+    """Interval of a share (Wilson's): never beyond 0 and 1, and right for few."""
+    share, spread = successes / number, z * z / number
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
+    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _renamed(progress: Progress, name: str) -> Progress:
+    return lambda _, done, of: progress(name, done, of)
+
+
+def _key(name: str) -> str:
+    """What the environment calls a part."""
+    return "pose" if name == "state" else name
+
+
+def _pictures(looks: list[tuple[dict[str, Any], dict[str, Any]]]) -> NDArray[np.uint8]:
+    """(2 px, n px, 3): what each sees, front camera above the hand's."""
+    if not looks:
+        return np.zeros((1, 0, 3), np.uint8)
+    return np.concatenate([np.concatenate([seen["front"], seen["hand"]], axis=0) for seen, _ in looks], axis=1)

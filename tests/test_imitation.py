@@ -1,0 +1,435 @@
+"""Imitation: moments become tokens, one a part; an agent that remembers, doubts and imagines."""
+
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles import randomised
+
+from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from diffusion_forcing.data.codec import build_codec, describe_codec
+from diffusion_forcing.data.demonstrations import Demonstrations
+from diffusion_forcing.data.parts import Parts
+from diffusion_forcing.imitation import ActOptions, ImitationAgent
+from diffusion_forcing.recipes import RECIPES
+from diffusion_forcing.recipes.imitation import IMITATION
+from diffusion_forcing.tasks.imitation import Imitation, Recorded, moments_of
+from diffusion_forcing.tasks.pushing import Pushing
+from diffusion_forcing.train import train
+
+K = 100
+PX = 6
+
+
+def demonstrations(episodes=5, frames=7, every=3, seed=0, cameras=("front", "hand"), state=2):
+    draw = np.random.default_rng(seed)
+    return Demonstrations(
+        [draw.normal(size=(every * (frames - 1), 2)) for _ in range(episodes)],
+        [draw.normal(size=(frames, state)) for _ in range(episodes)],
+        {name: [draw.integers(0, 256, (frames, PX, PX, 3), dtype=np.uint8) for _ in range(episodes)] for name in cameras},
+        every,
+        fps=20,
+    )
+
+
+@dataclass(frozen=True)
+class Given:
+    """A world of demonstrations that a test gives."""
+
+    of: object
+    held: int = 1
+
+    def demonstrations(self, chunk, progress=None):
+        return self.of()
+
+
+TASK = Imitation(Given(demonstrations), chunk=3, components=8, moments=7)
+
+
+SMALL = RNNConfig(hidden=16)
+
+
+def model_for(task, backbone=SMALL):
+    data = task.data()
+    model = ModelConfig(backbone, levels=K).build(data.train.event, data.train.cond_width, data.codec)
+    randomised(model.backbone, seed=1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_for(TASK)
+
+
+def look(n=2, seed=0, **changes):
+    """What n robots see."""
+    draw = np.random.default_rng(seed)
+    cameras = {name: draw.integers(0, 256, (n, PX, PX, 3), dtype=np.uint8) for name in ("front", "hand")}
+    return {**cameras, "state": draw.normal(size=(n, 2)).astype(np.float32), **changes}
+
+
+def agent_of(model, n=2, **options):
+    agent = ImitationAgent(model, ActOptions(steps=3, **options))
+    agent.reset(n)
+    return agent
+
+
+# Moments.
+
+
+def test_a_moment_holds_the_actions_that_led_to_what_is_seen():
+    shown = demonstrations(1, frames=4, every=3)
+    moments = moments_of(shown, 0, 3)
+    assert list(moments) == ["actions", "front", "hand", "state"]
+    assert moments["actions"].shape == (4, 3, 2)
+    assert not moments["actions"][0].any()
+    for j in range(1, 4):
+        np.testing.assert_array_equal(moments["actions"][j], shown.actions[0][3 * (j - 1) : 3 * j])
+    np.testing.assert_array_equal(moments["front"], shown.images["front"][0])
+    np.testing.assert_array_equal(moments["state"], shown.states[0])
+
+
+def test_chunks_may_span_frames_and_begin_later():
+    shown = demonstrations(1, frames=7, every=1, cameras=())
+    moments = moments_of(shown, 0, 2, offset=1)
+    np.testing.assert_array_equal(moments["state"], shown.states[0][[1, 3, 5, 6]])  # the last chunk is one action long, and padded
+    np.testing.assert_array_equal(moments["actions"][1:3].reshape(4, 2), shown.actions[0][1:5])
+    np.testing.assert_array_equal(moments["actions"][3], shown.actions[0][[5, 5]])
+
+
+def test_an_episode_that_ends_with_an_act_rests_at_its_end():
+    shown = Demonstrations([np.arange(8.0).reshape(4, 2)], [np.arange(4.0)[:, None]], fps=10)
+    moments = moments_of(shown, 0, 2)
+    np.testing.assert_array_equal(moments["state"][:, 0], [0, 2, 3])
+    np.testing.assert_array_equal(moments["actions"][2], [[4, 5], [6, 7]])
+
+
+@pytest.mark.parametrize(
+    ("chunk", "offset", "words"),
+    [(4, 0, "seen every 3 actions, so a chunk must be a multiple of that; got 4"), (3, 6, "has 7 frames; none is left from number 6 on")],
+)
+def test_chunks_that_do_not_fit_are_refused(chunk, offset, words):
+    with pytest.raises(ValueError, match=words):
+        moments_of(demonstrations(1), 0, chunk, offset)
+
+
+def test_tokens_are_parts_in_turn_and_say_which_they_are():
+    data = TASK.data()
+    assert data.codec.names == ("actions", "front", "hand", "state")
+    assert data.train.event == (8,)
+    batch = data.train.read(torch.tensor([[0, 0]]))
+    assert batch.x.shape == (1, 7 * 4 - 1, 8)
+    assert batch.cond[0].argmax(1).tolist() == ([1, 2, 3, 0] * 7)[:-1]
+    assert batch.mask.all()
+    first = data.codec.encode_part("front", torch.as_tensor(demonstrations().images["front"][0][:1])[None])
+    torch.testing.assert_close(batch.x[0, 0], first[0, 0])
+    assert not batch.x[0, 2, 2:].any()  # a state has two numbers, the rest of its token is empty
+    assert len(data.train) == 4
+    assert len(data.valid) == 1
+
+
+def test_each_offset_is_a_sequence_of_its_own():
+    task = Imitation(Given(lambda: demonstrations(3, every=1, cameras=())), chunk=2, offsets=2, moments=4)
+    assert len(task.data().train) == 4
+    assert len(task.data().valid) == 1
+
+
+def test_parts_come_back():
+    """With all directions kept, encoding loses nothing but what never varied."""
+    draw = torch.Generator().manual_seed(0)
+    parts = {
+        "actions": torch.randn(50, 3, 2, generator=draw),
+        "state": torch.randn(50, 4, generator=draw) * torch.tensor([1.0, 10, 1e3, 0]),
+    }
+    units = {"state": torch.tensor([1.0, 10, 1e3, 1])}
+    codec = Parts.fit(parts, {}, units)
+    assert codec.kept == {"actions": 6, "state": 3}
+    moments = {name: part[None] for name, part in parts.items()}
+    tokens = codec.encode(moments)
+    assert tokens.shape == (1, 100, 6)
+    assert tokens[0, ::2].var(0).mean() == pytest.approx(1, rel=0.05)
+    back = codec.decode(tokens)
+    torch.testing.assert_close(back["actions"], moments["actions"], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(back["state"], moments["state"], atol=1e-2, rtol=1e-4)
+    empty = build_codec(describe_codec(codec))
+    empty.load_state_dict(codec.state_dict())
+    torch.testing.assert_close(empty.encode(moments), tokens)
+
+
+def test_few_directions_keep_what_varies_most():
+    draw = torch.Generator().manual_seed(0)
+    few = torch.randn(200, 3, generator=draw) @ torch.randn(3, 2000, generator=draw)
+    parts = {"actions": torch.randn(200, 1, 2, generator=draw), "state": few}
+    one, again = (Parts.fit(parts, {"state": 3}) for _ in range(2))
+    torch.testing.assert_close(one.decode_part("state", one.encode_part("state", few[None])), few[None], atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(one.encode_part("state", few[None]), again.encode_part("state", few[None]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "words"),
+    [
+        ({"state": torch.randn(9, 2)}, {}, "actions, and then what is seen after them; got state"),
+        ({"actions": torch.randn(9, 2)}, {}, "actions, and then what is seen after them; got actions"),
+        ({"actions": torch.randn(9, 2), "state": torch.ones(9, 2)}, {}, "state never vary"),
+        ({"actions": torch.full((9, 2), torch.nan), "state": torch.randn(9, 2)}, {}, "actions hold NaN"),
+        ({"actions": torch.randn(9, 2), "state": torch.randn(9, 2)}, {"whiten": 2}, "whiten goes from 0"),
+    ],
+)
+def test_parts_that_make_no_tokens_are_refused(parts, options, words):
+    with pytest.raises(ValueError, match=words):
+        Parts.fit(parts, {}, **options)
+
+
+def test_all_demonstrations_held_back_leave_none():
+    with pytest.raises(ValueError, match="5 demonstrations, of which 5 are kept to judge by, leave none to train on"):
+        changed(TASK, world=Given(demonstrations, held=5)).data()
+
+
+def test_an_angle_is_seen_as_cosine_and_sine():
+    seen = Pushing().seen(np.array([[1.0, 2, 3, 4, np.pi / 2]]))
+    np.testing.assert_allclose(seen, [[1, 2, 3, 4, 0, 1]], atol=1e-6)
+
+
+# The agent.
+
+
+def test_actions_are_chunks_and_the_same_after_a_reset(model):
+    agent = agent_of(model)
+    one = [agent.act(look(seed=seed)) for seed in range(3)]
+    assert one[0].shape == (2, 3, 2)
+    assert np.isfinite(one).all()
+    agent.reset(2)
+    np.testing.assert_array_equal([agent.act(look(seed=seed)) for seed in range(3)], one)
+
+
+def test_one_robot_needs_no_first_axis(model):
+    alone = {name: part[0] for name, part in look(1).items()}
+    np.testing.assert_array_equal(agent_of(model, 1).act(alone), agent_of(model, 1).act(look(1)))
+
+
+def test_what_is_seen_matters_unless_it_is_not_believed(model):
+    def first(level, **changes):
+        return agent_of(model).act(look(**changes), level)
+
+    other = look(seed=1)
+    for name in ("front", "hand", "state"):
+        assert (first(0) != first(0, **{name: other[name]})).any(), name
+        np.testing.assert_array_equal(first(K), first(K, **{name: other[name]}))
+        np.testing.assert_array_equal(first({name: K}), first({name: K}, **{name: other[name]}))
+        changes = {rest: other[rest] for rest in ("front", "hand", "state") if rest != name}
+        assert (first({name: K}) != first({name: K}, **changes)).any(), name
+
+
+def test_each_robot_has_its_own_doubt(model):
+    level = np.array([0, K])
+    one, other = (agent_of(model).act(look(seed=seed), level) for seed in (0, 1))
+    assert (one[0] != other[0]).any()
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_more_doubt_listens_less(model):
+    """The farther a look is doubted, the less another one in its place changes what is done."""
+
+    def difference(level):
+        acts = [np.stack([changed_seed(model, seed, level, draw) for seed in (0, 1)]) for draw in range(8)]
+        return float(np.mean([np.abs(a[0] - a[1]).mean() for a in acts]))
+
+    def changed_seed(model, seed, level, draw):
+        agent = ImitationAgent(model, ActOptions(steps=3), seed=draw)
+        agent.reset(2)
+        return agent.act(look(seed=seed), level)
+
+    little, much = difference(K // 10), difference(9 * K // 10)
+    assert 0 < much < little
+
+
+def test_the_past_matters_to_an_agent_with_memory_only(model):
+    def second(seed, **options):
+        agent = agent_of(model, **options)
+        agent.act(look(seed=seed))
+        return agent.act(look(seed=9))
+
+    assert (second(0) != second(1)).any()
+    np.testing.assert_array_equal(second(0, memory=1), second(1, memory=1))
+    assert (second(0, memory=2) != second(1, memory=2)).any()
+
+
+@pytest.mark.parametrize("backbone", [RNNConfig(hidden=16), TransformerConfig(hidden=16, layers=2, heads=2)], ids=["gru", "transformer"])
+def test_memory_longer_than_the_episode_is_all_of_it(backbone):
+    model = model_for(TASK, backbone)
+    agents = agent_of(model), agent_of(model, memory=9)
+    for seed in range(3):
+        one, other = (agent.act(look(seed=seed)) for agent in agents)
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_what_is_imagined_goes_on_from_what_was_seen(model):
+    def then(seed):
+        agent = agent_of(model)
+        agent.act(look(seed=seed))
+        return agent.imagine()
+
+    (actions, seen), (_, other) = then(0), then(1)
+    assert actions.shape == (2, 3, 2)
+    assert {name: part.shape for name, part in seen.items()} == {"front": (2, PX, PX, 3), "hand": (2, PX, PX, 3), "state": (2, 2)}
+    assert (seen["front"] != other["front"]).any()
+
+
+def test_what_is_missing_may_be_ignored(model):
+    broken = look(state=np.full((2, 2), np.nan, dtype=np.float32))
+    absent = {name: part for name, part in look().items() if name != "state"}
+    level = {"state": K}
+    np.testing.assert_array_equal(agent_of(model).act(broken, level), agent_of(model).act(absent, level))
+
+
+NANS = np.array([[0, 0], [np.nan, 0]], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("seen", "level", "words"),
+    [
+        (look(state=NANS), 0, "state of robot 1 holds NaN or infinite values; if it is missing, say so by level 100"),
+        (look(state=NANS), np.array([K, 0]), "state of robot 1 holds NaN"),
+        ({"front": look()["front"]}, 0, "hand is missing; a part that is not there has level 100"),
+        (look(front=np.zeros((2, 9, 9, 3), dtype=np.uint8)), 0, r"front should be \(2, 6, 6, 3\) for 2 robots; got \(2, 9, 9, 3\)"),
+        (look(3), 0, r"for 2 robots; got \(3, 6, 6, 3\)"),
+        (look(), K + 1, "from 0 .believe. to 100 .ignore.; got 101"),
+        (look(), -1, "got -1"),
+        (look(), {"back": 3}, "what is seen are front, hand, state; a level was given for 'back'"),
+        (look(), np.zeros(3), r"one each, \(2,\); got shape \(3,\)"),
+    ],
+)
+def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
+    with pytest.raises(ValueError, match=words):
+        agent_of(model).act(seen, level)
+
+
+def test_agents_that_make_no_sense_are_refused(model):
+    with pytest.raises(ValueError, match="memory counts moments, from 1"):
+        ActOptions(memory=0)
+    with pytest.raises(ValueError, match="one robot at least; got n=0"):
+        ImitationAgent(model).reset(0)
+    bare = ModelConfig(RNNConfig(hidden=8), levels=K).build(4)
+    with pytest.raises(ValueError, match="wants a model of what is seen and done"):
+        ImitationAgent(bare)
+
+
+def test_an_agent_is_read_from_its_folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    for folder in (tmp_path, tmp_path / "model"):
+        agent = ImitationAgent.from_pretrained(folder, ActOptions(steps=3))
+        agent.reset(2)
+        np.testing.assert_allclose(agent.act(look()), agent_of(model).act(look()), rtol=1e-5, atol=1e-6)
+
+
+# It learns, and memory is what decides.
+
+
+def cued(episodes=64, frames=4):
+    """A cue of -1 or 1 at the first moment only; the last action must be that of the cue, all others are 0. States jitter."""
+    draw = np.random.default_rng(0)
+    actions, states = [], []
+    for i in range(episodes):
+        cue = 2 * (i % 2) - 1
+        state = 0.1 * draw.normal(size=(frames, 2))
+        state[0, 0] += cue
+        state[:, 1] += np.arange(frames) / frames
+        action = 0.02 * draw.normal(size=(frames - 1, 1))
+        action[-1] += cue
+        states.append(state)
+        actions.append(action)
+    return Demonstrations(actions, states, fps=10)
+
+
+def test_an_agent_with_memory_acts_on_what_it_saw_long_ago(tmp_path):
+    task = Imitation(Given(cued, held=8), chunk=1, moments=4)
+    training = TrainConfig(steps=600, batch=32, lr=5e-3, draw="independent+continued", validate_every=500, log_every=500)
+    train(Experiment(task, ModelConfig(RNNConfig(hidden=48), levels=K), training), tmp_path, quiet=True)
+    model = DiffusionForcing.from_pretrained(Path(tmp_path) / "model")
+    shown = cued(32)
+
+    def last(memory, level=0):
+        agent = ImitationAgent(model, ActOptions(steps=5, memory=memory))
+        agent.reset(32)
+        for j in range(3):
+            actions = agent.act({"state": np.stack([states[j] for states in shown.states])}, level if j == 0 else 0)
+        return np.sign(actions[:, 0, 0])
+
+    wanted = np.sign([actions[-1, 0] for actions in shown.actions])
+    assert np.mean(last(None) == wanted) > 0.9
+    assert 0.15 < np.mean(last(2) == wanted) < 0.85
+    assert 0.15 < np.mean(last(None, level=K) == wanted) < 0.85  # a cue that is not believed is none
+
+
+# What is said and drawn.
+
+
+def told(what, done, of):
+    assert 0 <= done <= of
+    assert what
+
+
+def is_png(file):
+    return file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_rest_of_a_demonstration_is_imagined_from_its_first_look(model, tmp_path):
+    files = TASK.sample(model, tmp_path, samples=4, seed=0, progress=told)
+    assert [file.name for file in files] == ["imagined.npz", "actions.png", "front.png", "hand.png", "state.png"]
+    assert all(is_png(file) for file in files[1:])
+    found = np.load(files[0])
+    assert found["actions"].shape == (1, 7, 3, 2)
+    assert found["front"].shape == (1, 7, PX, PX, 3)
+    np.testing.assert_allclose(found["front"][0, 0], demonstrations().images["front"][-1][0] / 255, atol=1e-6)
+
+
+def test_without_a_world_actions_are_compared_with_those_of_people(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: demonstrations())
+    task = changed(TASK, world=Recorded(held=2))
+    evaluation = task.evaluate(model, tmp_path, samples=50, seed=0, progress=told)
+    (table,) = evaluation.tables
+    assert table.title == "Actions on 2 demonstrations kept back: mean distance to what was done"
+    assert len(table.rows) == 2
+    shown = demonstrations()
+    held = np.mean([
+        np.abs(shown.actions[i][3 * j : 3 * j + 3, 0] - shown.actions[i][max(0, 3 * j - 1), 0]).mean() for i in (3, 4) for j in range(6)
+    ])  # fmt: skip
+    assert float(table.rows[0][2]) == pytest.approx(held, rel=1e-3)
+    assert evaluation.metrics["error over spread"] > 0
+
+
+def test_what_people_did_is_what_is_remembered(model):
+    def second(doing):
+        agent = agent_of(model)
+        agent.act(look(), doing=doing)
+        return agent.act(look(seed=1))
+
+    done = agent_of(model).act(look())
+    np.testing.assert_allclose(second(done), second(None), rtol=1e-3, atol=1e-4)
+    assert np.abs(second(done + 1) - second(None)).max() > 1e-3
+
+
+def test_pushing_is_tried_in_its_world(tmp_path, monkeypatch):
+    pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
+    draw = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "few.npz", action=draw.uniform(0, 512, (120, 2)), state=draw.uniform(0, 6, (120, 5)), episode_ends=np.arange(20, 121, 20)
+    )  # fmt: skip
+    monkeypatch.setattr("diffusion_forcing.envs.pusht.STEPS", 8)
+    task = Imitation(Pushing(tmp_path / "few.npz", held=2), chunk=4, offsets=2, moments=5, acting=ActOptions(steps=2))
+    evaluation = task.evaluate(model_for(task), tmp_path, samples=2, seed=0, progress=told)
+    assert 0 <= evaluation.metrics["score"] <= 1
+    assert evaluation.metrics["success"] in (0, 0.5, 1)
+    assert list(evaluation.figures) == ["episodes.mp4", "scores.png"]
+    assert is_png(tmp_path / "scores.png")
+
+
+@pytest.mark.parametrize("name", IMITATION)
+def test_every_recipe_builds(name):
+    experiment = RECIPES[name]()
+    model = experiment.model.build((24,), 3)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
