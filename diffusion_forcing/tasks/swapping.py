@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..envs.swap import SwapEnv
     from ..imitation import ImitationAgent
 
-TESTED = 1_000_000
-"""The first seed of episodes that are judged; demonstrations have lower ones."""
+APART = 10_000
+"""Seeds of episodes from one seed of an evaluation to the next; those of demonstrations begin at a million."""
 AT_ONCE = 10
 FILMED = 6
 Trial = Literal["clean", "distractors", "occluded", "dropped", "imagine", "blind"]
@@ -68,7 +68,7 @@ class Swapping:
         """The demonstrations, made if they are not in the cache. Returns their file."""
         from ..data.swap import prepare_swap
 
-        return prepare_swap(self.number, self.px, self.data_seed, body=self.body, progress=progress)
+        return prepare_swap(self.number, self.px, self.data_seed, progress, self.body)
 
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Success over episodes, the same ones in each trial."""
@@ -116,7 +116,7 @@ class Swapping:
         try:
             for first in range(0, samples, size):
                 here = envs[: samples - first]
-                seeds = TESTED + 10_000 * seed + first + np.arange(len(here))
+                seeds = APART * seed + first + np.arange(len(here))
                 looks = [env.reset(seed=int(number)) for env, number in zip(here, seeds, strict=True)]
                 agent.reset(len(here))
                 filmed = here[: max(0, FILMED - first)]
@@ -152,7 +152,7 @@ class Swapping:
         env: SwapEnv = SwapEnv(self.px, self.body)
         success = []
         for done in range(samples):
-            number = TESTED + 10_000 * seed + done
+            number = APART * seed + done
             env.reset(seed=number, options={"look": False})
             expert = Expert(env, number, blind=True)
             while not env.step_many(expert.act()[None], look=False)[3]:
