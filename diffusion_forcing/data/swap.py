@@ -9,7 +9,7 @@ import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def load_swap(path: Path) -> Demonstrations:
     return Demonstrations(actions=actions, states=states, images=images, every=EVERY, fps=1 / CONTROL_DT)
 
 
-def _make(number: int, px: int, seed: int, progress: Told | None, body: Literal["mujoco", "twin"]) -> dict[str, np.ndarray]:
+def _make(number: int, px: int, seed: int, progress: Told | None, body: Literal["mujoco", "twin"]) -> dict[str, Any]:
     """Arrays of the file: actions (n, 600, 7), poses (n, 41, 7), front and hand (n, 41, px, px, 3), and how each went, (n,)."""
     from ..envs.swap import CAMERAS, SwapEnv
     from ..envs.swap_expert import demonstrate
