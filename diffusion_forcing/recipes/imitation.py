@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import Experiment, ModelConfig, RNNConfig, TrainConfig
@@ -11,7 +12,7 @@ from ..tasks.pushing import Pushing
 from ..tasks.swapping import Swapping
 
 TRAIN = TrainConfig(
-    steps=None, minutes=60.0, batch=32, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", warmup=100,
+    steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", warmup=100,
     validate_every=500,
 )  # fmt: skip
 
@@ -19,18 +20,18 @@ TRAIN = TrainConfig(
 def swap() -> Experiment:
     """An arm swaps two fruits by way of a third plate, seen by two cameras: a GRU with memory, an hour on two cores."""
     task = Imitation(Swapping(), chunk=15, state=False, moments=41)
-    return Experiment(task, ModelConfig(RNNConfig(hidden=512, layers=2)), TRAIN)
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2)), TRAIN)
 
 
 def imitation() -> Experiment:
     """Demonstrations of your own: --data FOLDER of a LeRobot data set (v2.1); a GRU over what is seen and done, an hour on two cores."""
-    return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=512, layers=2)), TRAIN)
+    return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=256, layers=2)), TRAIN)
 
 
 def pusht() -> Experiment:
     """Push-T from states, 206 demonstrations by people: --data FILE, the low-dimensional set as an npz; an hour on two cores."""
     task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, moments=20, acting=ActOptions(steps=10))
-    return Experiment(task, ModelConfig(RNNConfig(hidden=384, layers=2)), TRAIN)
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2)), replace(TRAIN, batch=64))
 
 
 IMITATION = {"swap": swap, "imitation": imitation, "pusht": pusht}

@@ -1,0 +1,142 @@
+"""The swap as a task: demonstrations become tokens, trials are run on the same episodes, and being told is a matter of levels."""
+
+from dataclasses import replace as changed
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium", reason="the swap is a Gymnasium environment")
+
+from oracles import randomised
+
+from diffusion_forcing.config import ModelConfig, RNNConfig
+from diffusion_forcing.envs.swap import SwapEnv
+from diffusion_forcing.envs.swap_expert import Expert
+from diffusion_forcing.imitation import ActOptions, ImitationAgent
+from diffusion_forcing.tasks import swapping
+from diffusion_forcing.tasks.imitation import Imitation
+from diffusion_forcing.tasks.swapping import Swapping, wilson
+
+K = 50
+WORLD = Swapping(px=16, number=3, body="twin", held=1)
+TASK = Imitation(WORLD, chunk=15, components=6, state=False, moments=41, acting=ActOptions(steps=1))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(cache):
+    data = TASK.data()
+    model = ModelConfig(RNNConfig(hidden=8), levels=K).build(data.train.event, data.train.cond_width, data.codec)
+    randomised(model.backbone, seed=1)
+    return model.eval()
+
+
+def told(what, done, of):
+    assert 0 <= done <= of
+    assert what
+
+
+class Knowing:
+    """An agent that acts as the scripted expert does in its own copies of the episodes, and notes what it is told."""
+
+    def __init__(self, model, seen=("front", "hand")):
+        self.model, self.seen, self.levels = model, seen, []
+
+    def reset(self, n):
+        self.n, self.experts = n, None
+
+    def begin(self, seeds):
+        envs = [SwapEnv(16, "twin") for _ in seeds]
+        for env, seed in zip(envs, seeds, strict=True):
+            env.reset(seed=seed, options={"look": False})
+        self.experts = [Expert(env, seed) for env, seed in zip(envs, seeds, strict=True)]
+
+    def act(self, seen, level):
+        self.levels.append({name: np.array(one) for name, one in level.items()})
+        if self.experts is None:
+            self.begin(range(self.n))
+        chunks = []
+        for expert in self.experts:
+            chunk = []
+            for _ in range(15):
+                chunk.append(expert.act())
+                expert.env.step_many(chunk[-1][None], look=False)
+            chunks.append(np.stack(chunk))
+        return np.stack(chunks)
+
+
+def test_demonstrations_are_moments_of_two_cameras(model):
+    data = TASK.data()
+    assert data.codec.names == ("actions", "front", "hand")
+    assert data.codec.shapes == {"actions": (15, 7), "front": (16, 16, 3), "hand": (16, 16, 3)}
+    assert data.train.read(data.train.all()[:1]).x.shape == (1, 41 * 3 - 1, data.codec.width)
+    assert len(data.train) == 2
+
+
+def test_one_who_acts_as_the_expert_succeeds_and_the_film_says_so(model, tmp_path):
+    world = changed(WORLD, trials=("clean",))
+    evaluation = world.try_out(Knowing(model), tmp_path, samples=3, seed=0, progress=told)
+    assert evaluation.metrics["clean"] == 1
+    assert list(evaluation.figures) == ["clean.mp4"]
+    assert evaluation.figures["clean.mp4"].endswith("done, done, done")
+    assert (tmp_path / "clean.mp4").stat().st_size > 0
+
+
+def test_levels_say_what_deceives_and_only_if_told(model, tmp_path):
+    for trial, level in (("distractors", round(0.6 * K)), ("occluded", K), ("dropped", K)):
+        heard = {}
+        for informed in (True, False):
+            agent = Knowing(model)
+            WORLD._trial(agent, trial, informed, 2, 0, told)
+            heard[informed] = np.array([[levels[name] for name in agent.seen] for levels in agent.levels])  # (frames, cameras, robots)
+        assert set(np.unique(heard[True])) == {0, level}
+        assert not heard[False].any()
+        both = (heard[True] > 0).all(1).any()
+        assert both == (trial != "occluded")
+
+
+def test_every_trial_has_its_row(model, tmp_path):
+    evaluation = changed(TASK, world=changed(WORLD, trials=("clean", "dropped", "imagine", "blind"))).evaluate(
+        model, tmp_path, samples=2, seed=0, progress=told
+    )
+    names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind"]
+    (table,) = evaluation.tables
+    assert [row[0] for row in table.rows] == [*names, "to decide for 2 at once"]
+    assert all(evaluation.metrics[name] == 0 for name in names[:4])  # weights that were drawn swap nothing
+    assert evaluation.metrics["milliseconds a chunk"] > 0
+    assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
+
+
+def test_an_agent_that_imagines_looks_once(model, monkeypatch):
+    looks = []
+    act = ImitationAgent.act
+    monkeypatch.setattr(ImitationAgent, "act", lambda self, seen, level: looks.append(1) or act(self, seen, level))
+    WORLD._trial(ImitationAgent(model, ActOptions(steps=1)), "imagine", True, 2, 0, told)
+    assert len(looks) == 1
+
+
+def test_many_episodes_are_run_a_few_at_a_time(model, monkeypatch):
+    monkeypatch.setattr(swapping, "AT_ONCE", 2)
+    agent = Knowing(model)
+    agents = []
+    monkeypatch.setattr(agent, "reset", lambda n: agents.append(n) or Knowing.reset(agent, n))
+    tried = WORLD._trial(agent, "clean", True, 3, 0, told)
+    assert agents == [2, 1]
+    assert tried.success.shape == (3,)
+    assert tried.film.shape[2] == 3 * 16
+
+
+@pytest.mark.parametrize(("successes", "number", "low", "high"), [(0, 10, 0, 0.278), (10, 10, 0.722, 1), (40, 50, 0.670, 0.888)])
+def test_intervals_are_wilsons(successes, number, low, high):
+    assert wilson(successes, number) == pytest.approx((low, high), abs=1e-3)
+
+
+def test_a_doubt_beyond_all_is_refused():
+    with pytest.raises(ValueError, match="doubt is a share of K, 0 to 1; got 2"):
+        Swapping(doubt=2)
