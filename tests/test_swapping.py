@@ -110,6 +110,7 @@ def test_every_trial_has_its_row(model, tmp_path):
     assert [row[0] for row in table.rows] == [*names, "to decide for 2 at once"]
     assert all(evaluation.metrics[name] == 0 for name in names[:4])  # weights that were drawn swap nothing
     assert evaluation.metrics["milliseconds a chunk"] > 0
+    assert "codec.png" in evaluation.figures
     assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
 
 

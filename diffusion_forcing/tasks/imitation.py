@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,25 @@ class Imitation:
         agent = ImitationAgent(model, self.acting, seed)
         if isinstance(self.world, Recorded):
             return self._compare(agent, min(samples, self.world.held), progress)
-        return self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
+        evaluation = self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
+        shown = self._show_codec(agent, folder, progress)
+        return dataclasses.replace(evaluation, figures={**evaluation.figures, **shown})
+
+    def _show_codec(self, agent: ImitationAgent, folder: Path, progress: Progress) -> dict[str, str]:
+        """Draws real pictures above what encoding leaves of them; returns captions by name, none without cameras."""
+        from ..film import contact_sheet
+
+        cameras = [name for name in agent.seen if name != STATE]
+        if not cameras:
+            return {}
+        cut = self._kept_back(progress)[0]
+        rows, names = [], []
+        for name in cameras:
+            back = agent.codec.decode_part(name, agent.codec.encode_part(name, torch.as_tensor(cut[name])[None]))[0].numpy()
+            rows += [cut[name], _bytes(back)]
+            names += [name, "encoded"]
+        contact_sheet(np.stack(rows), folder / "codec.png", names=names, every=max(1, len(rows[0]) // 12))
+        return {"codec.png": "What the cameras saw in a demonstration, and below each what is left of it in a token."}
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         """What the model imagines from the first look of demonstrations that were kept back, to their end."""
@@ -220,6 +239,10 @@ def _pictures(part: NDArray) -> NDArray[np.float32]:
     return part.astype(np.float32) / np.float32(255) if part.dtype == np.uint8 else part.astype(np.float32)
 
 
+def _bytes(pictures: NDArray) -> NDArray[np.uint8]:
+    return (pictures.clip(0, 1) * 255).round().astype(np.uint8)
+
+
 def _sheets(found: Moments, folder: Path) -> list[Path]:
     """A sheet of what each camera was imagined to see, one row a demonstration; of states and actions, lines over time."""
     from ..film import contact_sheet
@@ -229,7 +252,7 @@ def _sheets(found: Moments, folder: Path) -> list[Path]:
     for name, part in found.items():
         file = folder / f"{name}.png"
         if part.ndim == 5 and part.shape[-1] == 3 and name not in (ACTIONS, STATE):
-            contact_sheet((part[:8].clip(0, 1) * 255).round().astype(np.uint8), file, every=max(1, part.shape[1] // 14), mark=1)
+            contact_sheet(_bytes(part[:8]), file, every=max(1, part.shape[1] // 14), mark=1)
         else:
             lines = part.reshape(len(part), -1, part.shape[-1])
             with figure(file, 9, 3) as fig:

@@ -287,6 +287,8 @@ class Video:
             if found:
                 curves[name or "this run"] = found
         files = self._show(folder, made, truth, context)
+        metrics["codec PSNR"] = self._show_codec(model.codec, real[:4, :16], folder)
+        files["codec.png"] = f"Real frames, and below each what is left of it in a token: {metrics['codec PSNR']:.1f} dB."
         film = film_of({"real": truth, **{name or "generated": clips for name, clips in shown.items()}}, folder)
         files[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
@@ -298,6 +300,18 @@ class Video:
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
         heads = ("", *(name or ("this run" if len(runs) > 1 else "figure") for name in runs))
         return Evaluation(metrics, (Table(title, heads, rows),), files)
+
+    def _show_codec(self, codec: nn.Module | None, frames: Frames, folder: Path) -> float:
+        """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR."""
+        from ..film import contact_sheet
+        from ..video_scores import psnr
+
+        back = to_bytes(codec.decode(codec.encode(floats(frames[:, : frames.shape[1] // self.stack * self.stack]))))  # type: ignore[union-attr, operator]
+        frames = frames[:, : back.shape[1]]
+        rows = np.stack([frames, back], axis=1).reshape(-1, *frames.shape[1:])
+        contact_sheet(rows, folder / "codec.png", names=["real", "encoded"] * len(frames), every=self.stack)
+        error = psnr(frames, back)
+        return float(error[np.isfinite(error)].mean()) if np.isfinite(error).any() else float("inf")
 
     def _judging_as(self, other: Video) -> Video:
         """The other's tokens and way of sampling, on this one's clips, as long and from as many frames."""
