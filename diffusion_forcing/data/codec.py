@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from .eyes import Eye
 from .parts import Parts
 from .pictures import Patches, Pixels
 
@@ -200,7 +201,8 @@ def describe_codec(codec: nn.Module | None) -> Any:
         shapes = {"basis": list(codec.basis.shape), "grid": list(codec.mean.shape)}
         return {"kind": "patches", "stack": codec.stack, "patch": codec.patch, **shapes}
     if isinstance(codec, Parts):
-        return {"kind": "parts", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}, "kept": codec.kept}
+        eyes = {name: eye.config for name in codec.names if (eye := codec._eye(name)) is not None}
+        return {"kind": "parts", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}, "kept": codec.kept, "eyes": eyes}
     raise ValueError(
         f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Parts or a Chain"
     )
@@ -237,7 +239,7 @@ def _build(kind: Any, config: Any) -> nn.Module:
         basis = torch.zeros(config["basis"])
         return Patches(config["stack"], config["patch"], basis[:, 0], basis, grid, kept, grid + 1)
     if kind == "parts":
-        return Parts(config["shapes"], config["kept"])
+        return Parts(config["shapes"], config["kept"], {name: Eye(**options) for name, options in config["eyes"].items()})
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .eyes import Eye
+
 ACTIONS, STATE = "actions", "state"
 FITTED = 3000  # moments that directions are fitted to
 
@@ -22,20 +24,22 @@ class Parts(nn.Module):
 
     shapes: of each part, in the order of its tokens, actions first. Each part has a mean and a unit for each of its d numbers, principal
     directions (d, kept) and scales (kept,); a token with fewer numbers than the widest ends with zeros. variance: (width,), of each number
-    of a token, as the model wants to know.
+    of a token, as the model wants to know. eyes: of cameras whose pictures are first told by an `Eye`; the rest then speaks of its numbers.
     """
 
     variance: Tensor
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, int]) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, int], eyes: Mapping[str, Eye] | None = None) -> None:
         super().__init__()
         if len(shapes) < 2 or next(iter(shapes)) != ACTIONS:
             raise ValueError(f"the parts of a moment are actions, and then what is seen after them; got {', '.join(shapes) or 'none'}")
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.kept = {name: kept[name] for name in shapes}
         self.width = max(self.kept.values())
+        found = eyes or {}
+        self.eyes = nn.ModuleDict({f"eye{i}": found[name] for i, name in enumerate(self.shapes) if name in found})
         for i, (name, shape) in enumerate(self.shapes.items()):
-            d = math.prod(shape)
+            d = found[name].config["latent"] if name in found else math.prod(shape)
             self.register_buffer(f"mean{i}", torch.zeros(d))
             self.register_buffer(f"unit{i}", torch.ones(d))
             self.register_buffer(f"basis{i}", torch.zeros(d, self.kept[name]))
@@ -45,7 +49,7 @@ class Parts(nn.Module):
     @classmethod
     def fit(
         cls, parts: Mapping[str, Tensor], keep: Mapping[str, int], units: Mapping[str, Tensor] | None = None, whiten: float = 0.5,
-        cut: float = 1e-3,
+        cut: float = 1e-3, eyes: Mapping[str, Eye] | None = None,
     ) -> Parts:  # fmt: skip
         """From parts (n, *shape).
 
@@ -57,7 +61,8 @@ class Parts(nn.Module):
             raise ValueError(f"whiten goes from 0 (as they are) to 1 (all alike); got {whiten}")
         found: dict[str, tuple[Tensor, ...]] = {}
         for name, raw in parts.items():
-            x = _floats(raw[torch.linspace(0, len(raw) - 1, min(FITTED, len(raw))).long()]).flatten(1)
+            some = raw[torch.linspace(0, len(raw) - 1, min(FITTED, len(raw))).long()]
+            x = eyes[name].encode(some) if eyes and name in eyes else _floats(some).flatten(1)
             if not torch.isfinite(x).all():
                 raise ValueError(f"{name} hold NaN or infinite values; fill or drop them first")
             unit = units[name].flatten().float() if units and name in units else torch.ones(x.shape[1])
@@ -69,7 +74,7 @@ class Parts(nn.Module):
             std, basis = std[:number], basis[:, :number]
             scale = std**whiten * (std ** (2 - 2 * whiten)).mean().sqrt()  # numbers of a token vary by 1 on average
             found[name] = mean, unit, basis, scale, (std / scale) ** 2
-        codec = cls({name: tuple(raw.shape[1:]) for name, raw in parts.items()}, {name: len(one[3]) for name, one in found.items()})
+        codec = cls({name: tuple(raw.shape[1:]) for name, raw in parts.items()}, {name: len(one[3]) for name, one in found.items()}, eyes)
         sums = torch.zeros(2, codec.width)
         for name, (mean, unit, basis, scale, spread) in found.items():
             for which, value in (("mean", mean), ("unit", unit), ("basis", basis), ("scale", scale)):
@@ -94,7 +99,9 @@ class Parts(nn.Module):
         shape = self.shapes[name]
         if tuple(raw.shape[2:]) != shape:
             raise ValueError(f"{name} have shape {shape} a moment; got {tuple(raw.shape[2:])}. The model was trained on others")
-        x = (_floats(raw).flatten(2) - self._of(name, "mean")) / self._of(name, "unit")
+        eye = self._eye(name)
+        told = _floats(raw).flatten(2) if eye is None else eye.encode(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+        x = (told - self._of(name, "mean")) / self._of(name, "unit")
         tokens = x @ self._of(name, "basis") / self._of(name, "scale")
         return F.pad(tokens, (0, self.width - self.kept[name]))
 
@@ -106,11 +113,16 @@ class Parts(nn.Module):
     def decode_part(self, name: str, tokens: Tensor) -> Tensor:
         """Tokens (b, t, width) to (b, t, *shape)."""
         x = (tokens[..., : self.kept[name]] * self._of(name, "scale")) @ self._of(name, "basis").T
-        return (x * self._of(name, "unit") + self._of(name, "mean")).unflatten(-1, self.shapes[name])
+        told = x * self._of(name, "unit") + self._of(name, "mean")
+        eye = self._eye(name)
+        return told.unflatten(-1, self.shapes[name]) if eye is None else eye.decode(told.flatten(0, 1)).unflatten(0, tokens.shape[:2])
 
     def kinds(self, tokens: int, first: int = 0) -> Tensor:
         """(tokens, parts): which part each token is, as ones and zeros; the sequence begins with part number `first`."""
         return F.one_hot((first + torch.arange(tokens)) % len(self.shapes), len(self.shapes)).float()
+
+    def _eye(self, name: str) -> Eye | None:
+        return dict(self.eyes.named_children()).get(f"eye{self.names.index(name)}")  # type: ignore[return-value]
 
     def _of(self, name: str, which: str) -> Tensor:
         return self.get_buffer(f"{which}{self.names.index(name)}")

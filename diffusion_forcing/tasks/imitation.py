@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_options
+from ..data.eyes import prepare_eye
 from ..data.parts import ACTIONS, STATE, Parts
 from ..data.sequences import Windows
 from ..imitation import ActOptions, ImitationAgent
@@ -59,7 +60,9 @@ class Imitation:
     chunk: int = 15
     """Actions from one look to the next."""
     components: int = 96
-    """Numbers a picture is told by: its principal directions."""
+    """Numbers a picture is told by."""
+    eye_steps: int = 0
+    """Steps for which an autoencoder is trained for each camera, before all else; 0: principal directions instead, in closed form."""
     whiten: float = 0.5
     """How far these are made equally large: 0 not at all, 1 all alike."""
     state: bool = True
@@ -73,6 +76,8 @@ class Imitation:
 
     def __post_init__(self) -> None:
         check_options(self, "chunk", "components", "moments", "offsets")
+        if self.eye_steps < 0:
+            raise ValueError(f"eye_steps counts steps, or is 0 for principal directions; got {self.eye_steps}")
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The demonstrations, made if they are not in the cache. Returns their file or folder."""
@@ -212,7 +217,14 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
     # Directions of motion, turning and gripping come in units of their own: each counts by its spread.
     units = {name: _units(whole[name]) for name in (ACTIONS, STATE) if name in whole}
     keep = dict.fromkeys(demonstrations.images, task.components)
-    codec = Parts.fit(whole, keep, units, task.whiten)
+    eyes = {
+        name: prepare_eye(
+            np.concatenate(demonstrations.images[name][:last]), task.components, task.eye_steps, progress=_said_of(progress, name)
+        )
+        for name in demonstrations.images
+        if task.eye_steps
+    }
+    codec = Parts.fit(whole, keep, units, task.whiten, eyes=eyes)
     parts = len(codec.names)
 
     def windows(cuts: list[Moments]) -> Windows:
@@ -225,6 +237,10 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         return Windows(tokens, task.moments * parts - 1, conditions=kinds, crop=0.0)
 
     return TaskData(windows(train), windows(valid), codec)
+
+
+def _said_of(progress: Progress, name: str) -> Progress:
+    return lambda what, done, of: progress(f"{what} for {name}", done, of)
 
 
 def _units(part: Tensor) -> Tensor:

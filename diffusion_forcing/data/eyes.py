@@ -1,0 +1,112 @@
+"""A small convolutional autoencoder for one camera: a picture to a few numbers and back. Trained first, then left as it is.
+
+Where things are is what these numbers must say, and principal directions say that badly of what is small and moves. Errors of colour count
+more than those of brightness: fruits are small, walls are large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from ..checks import check_counts, check_divides
+from .cache import cache_folder
+
+Told = Callable[[str, int, int], None]
+COLOUR = 4.0
+"""How much more errors of colour count than those of brightness."""
+VERSION = 1
+
+
+class Eye(nn.Module):
+    """Pictures (n, px, px, 3), bytes or 0 to 1, to (n, latent) and back to 0 to 1. px must be a multiple of 8."""
+
+    def __init__(self, px: int, latent: int = 48, channels: int = 16) -> None:
+        super().__init__()
+        check_counts(px=px, latent=latent, channels=channels)
+        check_divides(8, px, "an eye halves a picture three times, so that its height and width should be a multiple of 8")
+        self.config = {"px": px, "latent": latent, "channels": channels}
+        c, side = channels, px // 8
+        self.inward = nn.Sequential(
+            nn.Conv2d(3, c, 4, 2, 1), nn.GELU(), nn.Conv2d(c, 2 * c, 4, 2, 1), nn.GELU(), nn.Conv2d(2 * c, 4 * c, 4, 2, 1), nn.GELU(),
+            nn.Conv2d(4 * c, c, 1), nn.Flatten(), nn.Linear(c * side * side, latent),
+        )  # fmt: skip
+        self.outward = nn.Sequential(
+            nn.Linear(latent, c * side * side), nn.Unflatten(1, (c, side, side)), nn.Conv2d(c, 4 * c, 1), nn.GELU(),
+            nn.Conv2d(4 * c, 8 * c, 3, 1, 1), nn.PixelShuffle(2), nn.GELU(),
+            nn.Conv2d(2 * c, 4 * c, 3, 1, 1), nn.PixelShuffle(2), nn.GELU(),
+            nn.Conv2d(c, 12, 3, 1, 1), nn.PixelShuffle(2),
+        )  # fmt: skip
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        x = pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.float()
+        return self.inward(4 * (x.movedim(-1, 1) - 0.5))
+
+    def decode(self, latent: Tensor) -> Tensor:
+        return self.outward(latent).movedim(1, -1) / 4 + 0.5
+
+    def loss(self, pictures: Tensor) -> Tensor:
+        """Mean squared error, of colour more than of brightness."""
+        wanted = pictures.float() / 255
+        wrong = self.decode(self.encode(wanted)) - wanted
+        red, green, blue = wrong.unbind(-1)
+        colour = (red - green) ** 2 + ((red + green) / 2 - blue) ** 2
+        return (wrong**2).mean() + COLOUR * colour.mean()
+
+
+def train_eye(
+    pictures: NDArray[np.uint8], latent: int = 48, steps: int = 3000, seed: int = 0, batch: int = 64, progress: Told | None = None
+) -> Eye:
+    """An eye for pictures (n, px, px, 3), trained for so many steps; the same for the same pictures and options on one machine."""
+    if pictures.ndim != 4 or pictures.shape[-1] != 3 or pictures.shape[1] != pictures.shape[2] or pictures.dtype != np.uint8:
+        raise ValueError(f"an eye is trained on pictures (n, px, px, 3) of bytes; got {pictures.dtype} {pictures.shape}")
+    check_counts(steps=steps, batch=batch)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        eye = Eye(pictures.shape[1], latent)
+    generator = Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(eye.parameters(), lr=2e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=min(0.1, 10 / steps + 0.05))
+    whole = torch.from_numpy(pictures)
+    for step in range(steps):
+        which = torch.randint(0, len(whole), (min(batch, len(whole)),), generator=generator)
+        loss = eye.loss(whole[which])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        if progress is not None:
+            progress("training an eye", step + 1, steps)
+    return eye.eval().requires_grad_(False)
+
+
+def prepare_eye(pictures: NDArray[np.uint8], latent: int = 48, steps: int = 3000, seed: int = 0, progress: Told | None = None) -> Eye:
+    """As train_eye, but taken from the cache if it was trained before."""
+    from safetensors.torch import save_file
+
+    from ..pretrained import read_tensors, write_atomically
+
+    about: dict[str, Any] = {"version": VERSION, "latent": latent, "steps": steps, "seed": seed, "shape": pictures.shape}
+    name = hashlib.sha256(json.dumps(about).encode() + np.ascontiguousarray(pictures).tobytes()).hexdigest()[:20]
+    file = cache_folder() / f"eye-{name}.safetensors"
+    if file.exists():
+        eye = Eye(pictures.shape[1], latent)
+        eye.load_state_dict(read_tensors(file))
+        return eye.eval().requires_grad_(False)
+    eye = train_eye(pictures, latent, steps, seed, progress=progress)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in eye.state_dict().items()}
+
+    def write(path: Path) -> None:
+        save_file(tensors, path)
+
+    write_atomically(file, write)
+    return eye
