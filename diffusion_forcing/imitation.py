@@ -70,6 +70,7 @@ class ImitationAgent:
         if n < 1:
             raise ValueError(f"there is one robot at least; got n={n}")
         self.n = n
+        self._last = torch.zeros(n, self.codec.shapes[ACTIONS][-1])
         self.generator = Generator().manual_seed(self.seed)
         memory = self.options.memory
         # The last look and the actions after it are what one moment of memory holds.
@@ -86,7 +87,7 @@ class ImitationAgent:
         tokens = torch.cat([self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)], dim=1)
         noise = torch.randn(tokens.shape, generator=self.generator)
         noised = torch.where(levels[..., None] > 0, self.model.schedule.add_noise(tokens, levels, noise), tokens)
-        self._past.add(noised, self._kinds(len(self.seen), 1), levels)
+        self._past.add(noised, self._told(len(self.seen), 1), levels)
         return self._decide(doing)
 
     def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
@@ -94,27 +95,28 @@ class ImitationAgent:
         seen = {}
         for i, name in enumerate(self.seen):
             token = self._sample(i + 1)
-            self._past.add(token, self._kinds(1, i + 1), 0)
+            self._past.add(token, self._told(1, i + 1), 0)
             seen[name] = self.codec.decode_part(name, token)[:, 0].numpy()
         return self._decide(), seen
 
     def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         token = self._sample(0)
         done = token if doing is None else self.codec.encode_part(ACTIONS, torch.as_tensor(np.asarray(doing, dtype=np.float32))[:, None])
-        self._past.add(done, self._kinds(1, 0), 0)
+        self._past.add(done, self._told(1, 0), 0)
+        self._last = self.codec.last_of(self.codec.decode_part(ACTIONS, done)[:, 0])
         return self.codec.decode_part(ACTIONS, token)[:, 0].numpy()
 
     @torch.no_grad()
     def _sample(self, part: int) -> Tensor:
         """The next token (n, 1, width), which is one of that part."""
-        denoise = self.model.denoiser(self._kinds(1, part), self._past.state)
+        denoise = self.model.denoiser(self._told(1, part), self._past.state)
         x = torch.randn(self.n, 1, self.codec.width, generator=self.generator)
         token = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
         token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
         return token
 
-    def _kinds(self, tokens: int, first: int) -> Tensor:
-        return self.codec.kinds(tokens, first).expand(self.n, -1, -1)
+    def _told(self, tokens: int, first: int) -> Tensor:
+        return self.codec.conditions(self._last, tokens, first)
 
     def _levels(self, level: Level) -> Tensor:
         """(n, parts seen), from one level, one a robot, or either by name."""

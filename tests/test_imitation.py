@@ -123,13 +123,35 @@ def test_tokens_are_parts_in_turn_and_say_which_they_are():
     assert data.train.event == (8,)
     batch = data.train.read(torch.tensor([[0, 0]]))
     assert batch.x.shape == (1, 7 * 4 - 1, 8)
-    assert batch.cond[0].argmax(1).tolist() == ([1, 2, 3, 0] * 7)[:-1]
+    assert batch.cond[0, :, :4].argmax(1).tolist() == ([1, 2, 3, 0] * 7)[:-1]
     assert batch.mask.all()
     first = data.codec.encode_part("front", torch.as_tensor(demonstrations().images["front"][0][:1])[None])
     torch.testing.assert_close(batch.x[0, 0], first[0, 0])
     assert not batch.x[0, 2, 2:].any()  # a state has two numbers, the rest of its token is empty
     assert len(data.train) == 4
     assert len(data.valid) == 1
+
+
+def test_tokens_are_told_what_was_done_last():
+    data, shown = TASK.data(), demonstrations()
+    told = data.train.read(torch.tensor([[0, 0]])).cond[0, :, 4:]
+    assert not told[:4].any()  # the first look, and the actions after it
+    units = torch.as_tensor(np.concatenate(shown.actions[:4])).std(0)
+    last = torch.as_tensor(shown.actions[0][2::3])  # of each chunk
+    for j in range(1, 6):
+        assert (told[4 * j : 4 * j + 4] == told[4 * j]).all()
+        difference = (told[4 * j] - told[4]) * units
+        torch.testing.assert_close(difference, last[j - 1] - last[0], atol=1e-4, rtol=1e-3)
+
+
+def test_an_agent_knows_what_it_did_last(model):
+    agent = agent_of(model)
+    assert not agent._last.any()
+    done = np.random.default_rng(0).normal(size=(2, 3, 2))
+    agent.act(look(), doing=done)
+    torch.testing.assert_close(agent._last, agent.codec.last_of(torch.as_tensor(done)), atol=1e-4, rtol=1e-4)
+    agent.reset(2)
+    assert not agent._last.any()
 
 
 def test_each_offset_is_a_sequence_of_its_own():
@@ -250,7 +272,7 @@ def test_more_doubt_listens_less(model):
 def test_the_past_matters_to_an_agent_with_memory_only(model):
     def second(seed, **options):
         agent = agent_of(model, **options)
-        agent.act(look(seed=seed))
+        agent.act(look(seed=seed), doing=np.ones((2, 3, 2)))  # what was done last is always known
         return agent.act(look(seed=9))
 
     assert (second(0) != second(1)).any()

@@ -117,9 +117,20 @@ class Parts(nn.Module):
         eye = self._eye(name)
         return told.unflatten(-1, self.shapes[name]) if eye is None else eye.decode(told.flatten(0, 1)).unflatten(0, tokens.shape[:2])
 
-    def kinds(self, tokens: int, first: int = 0) -> Tensor:
-        """(tokens, parts): which part each token is, as ones and zeros; the sequence begins with part number `first`."""
-        return F.one_hot((first + torch.arange(tokens)) % len(self.shapes), len(self.shapes)).float()
+    @property
+    def told(self) -> int:
+        """Numbers of a condition: which part a token is, and the action that was carried out last."""
+        return len(self.shapes) + self.shapes[ACTIONS][-1]
+
+    def conditions(self, last: Tensor, tokens: int, first: int = 0) -> Tensor:
+        """(b, tokens, told) of tokens that begin with part number `first`, after actions `last` (b, a), in units of `last_of`."""
+        kinds = F.one_hot((first + torch.arange(tokens)) % len(self.shapes), len(self.shapes)).float()
+        return torch.cat([kinds.expand(len(last), -1, -1), last[:, None].expand(-1, tokens, -1)], dim=-1)
+
+    def last_of(self, actions: Tensor) -> Tensor:
+        """(b, a): the last of each chunk (b, chunk, a), of size 1 or so. Before the first chunk it is zeros."""
+        x = (actions.float().flatten(1) - self._of(ACTIONS, "mean")) / self._of(ACTIONS, "unit")
+        return x.unflatten(1, self.shapes[ACTIONS])[:, -1]
 
     def _eye(self, name: str) -> Eye | None:
         return dict(self.eyes.named_children()).get(f"eye{self.names.index(name)}")  # type: ignore[return-value]

@@ -231,8 +231,12 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         tokens, kinds = [], []
         for done, one in enumerate(cuts):
             encoded = codec.encode({name: torch.as_tensor(part)[None] for name, part in one.items()})[0, 1:]
+            last = codec.last_of(torch.as_tensor(one[ACTIONS]))
+            last[0] = 0
+            # What is seen at a moment, and the actions after it, are told what was done last.
+            told = codec.conditions(last, parts, 1).flatten(0, 1)[: len(encoded)]
             tokens.append(encoded)
-            kinds.append(codec.kinds(len(encoded), 1))
+            kinds.append(told)
             progress("moments to tokens", done + 1, len(cuts))
         return Windows(tokens, task.moments * parts - 1, conditions=kinds, crop=0.0)
 

@@ -329,10 +329,10 @@ class Video:
         return np.abs(actions[:, context : context + self.stack, 1]).max(1) >= 0.5
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
-        from ..film import Film
+        from ..film import Film, film_name
 
         number = min(samples, 6)
-        film = folder / "samples.mp4"
+        film = folder / film_name("samples")
         with Film(film, fps=15, scale=3) as out:
             made, truth, context = self.generate(
                 model, number, seed, progress, lambda frames: out.add(np.concatenate(list(frames), axis=2))
