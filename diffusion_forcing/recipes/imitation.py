@@ -20,18 +20,18 @@ TRAIN = TrainConfig(
 def swap() -> Experiment:
     """An arm swaps two fruits by way of a third plate, seen by two cameras: a GRU with memory, an hour on two cores."""
     task = Imitation(Swapping(), chunk=15, components=64, state=False, moments=41)
-    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2)), TRAIN)
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
 def imitation() -> Experiment:
     """Demonstrations of your own: --data FOLDER of a LeRobot data set (v2.1); a GRU over what is seen and done, an hour on two cores."""
-    return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=256, layers=2)), TRAIN)
+    return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
 def pusht() -> Experiment:
     """Push-T from states, 206 demonstrations by people: --data FILE, the low-dimensional set as an npz; an hour on two cores."""
     task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, moments=20, acting=ActOptions(steps=10))
-    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2)), replace(TRAIN, batch=64))
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), replace(TRAIN, batch=64))
 
 
 IMITATION = {"swap": swap, "imitation": imitation, "pusht": pusht}
