@@ -160,6 +160,14 @@ def test_each_offset_is_a_sequence_of_its_own():
     assert len(task.data().valid) == 1
 
 
+def test_a_demonstration_shorter_than_a_chunk_is_one_chunk():
+    draw = np.random.default_rng(0)
+    short = [Demonstrations([draw.normal(size=(2, 1)) for _ in range(4)], [draw.normal(size=(1, 2)) for _ in range(4)], every=2, fps=10)]
+    data = Imitation(Given(lambda: short[0]), chunk=4, moments=3).data()
+    assert len(data.train) == 3
+    assert data.train.read(data.train.all()[:1]).mask.sum() == 3  # a look, a chunk, and a look
+
+
 def test_parts_come_back():
     """With all directions kept, encoding loses nothing but what never varied."""
     draw = torch.Generator().manual_seed(0)

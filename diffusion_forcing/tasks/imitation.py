@@ -209,7 +209,7 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         return [
             moments_of(demonstrations, i, task.chunk, offset, task.state)
             for i in which
-            for offset in range(min(offsets, len(demonstrations.states[i]) - 1))
+            for offset in range(max(1, min(offsets, len(demonstrations.states[i]) - 1)))
         ]
 
     train, valid = cut(range(last), task.offsets), cut(range(last, len(demonstrations)), 1)
