@@ -26,6 +26,8 @@ from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.log import Log, read_log
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.tasks import Evaluation, Table, TaskData
+from diffusion_forcing.tasks.imitation import Imitation
+from diffusion_forcing.tasks.pushing import Pushing
 from diffusion_forcing.tasks.video import Video
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
@@ -69,7 +71,18 @@ def small(recipe: str = "composition", **changes) -> Experiment:
         experiment = replace(experiment, task=task)
         if isinstance(experiment.model.backbone, ConvRNNConfig):
             experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
+    if isinstance(experiment.task, Imitation):  # random pushes stand for every world
+        experiment = replace(experiment, task=Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5))
     return replace(experiment, **changes)
+
+
+@functools.cache
+def pushes_file() -> Path:
+    """Six demonstrations of twenty steps, in the layout of Push-T, in a file that lasts as long as the tests do."""
+    draw = np.random.default_rng(0)
+    file = Path(tempfile.mkdtemp(prefix="dforce-pushes-")) / "pushes.npz"
+    np.savez(file, action=draw.uniform(0, 512, (120, 2)), state=draw.uniform(0, 6, (120, 5)), episode_ends=np.arange(20, 121, 20))
+    return file
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import randomised
+from small import pushes_file
 
 from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
@@ -445,12 +446,8 @@ def test_what_people_did_is_what_is_remembered(model):
 
 def test_pushing_is_tried_in_its_world(tmp_path, monkeypatch):
     pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
-    draw = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "few.npz", action=draw.uniform(0, 512, (120, 2)), state=draw.uniform(0, 6, (120, 5)), episode_ends=np.arange(20, 121, 20)
-    )  # fmt: skip
     monkeypatch.setattr("diffusion_forcing.envs.pusht.STEPS", 8)
-    task = Imitation(Pushing(tmp_path / "few.npz", held=2), chunk=4, offsets=2, moments=5, acting=ActOptions(steps=2))
+    task = Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5, acting=ActOptions(steps=2))
     evaluation = task.evaluate(model_for(task), tmp_path, samples=2, seed=0, progress=told)
     assert 0 <= evaluation.metrics["score"] <= 1
     assert evaluation.metrics["success"] in (0, 0.5, 1)
