@@ -167,6 +167,14 @@ def film_name(stem: str) -> str:
     return f"{stem}.mp4"
 
 
+def write_film(folder: Path, stem: str, frames: ArrayLike, fps: float = 15, scale: int = 1) -> str:
+    """Frames (t, h, w, 3) that are all there, as a film in a folder. Returns the name of its file."""
+    name = film_name(stem)
+    with Film(folder / name, fps=fps, scale=scale) as film:
+        film.add(frames)
+    return name
+
+
 def _enlarge(frame: NDArray[Any], scale: int) -> NDArray[Any]:
     return frame if scale == 1 else frame.repeat(scale, axis=0).repeat(scale, axis=1)
 

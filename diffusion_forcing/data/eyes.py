@@ -26,6 +26,11 @@ COLOUR = 4.0
 VERSION = 1
 
 
+def as_floats(raw: Tensor) -> Tensor:
+    """Bytes to numbers from 0 to 1; all else as it is."""
+    return raw.float() / 255 if raw.dtype == torch.uint8 else raw.float()
+
+
 class Eye(nn.Module):
     """Pictures (n, px, px, 3), bytes or 0 to 1, to (n, latent) and back to 0 to 1. px must be a multiple of 8."""
 
@@ -47,8 +52,7 @@ class Eye(nn.Module):
         )  # fmt: skip
 
     def encode(self, pictures: Tensor) -> Tensor:
-        x = pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.float()
-        return self.inward(4 * (x.movedim(-1, 1) - 0.5))
+        return self.inward(4 * (as_floats(pictures).movedim(-1, 1) - 0.5))
 
     def decode(self, latent: Tensor) -> Tensor:
         return self.outward(latent).movedim(1, -1) / 4 + 0.5

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .eyes import Eye
+from .eyes import Eye, as_floats
 
 ACTIONS, STATE = "actions", "state"
 FITTED = 3000  # moments that directions are fitted to
@@ -62,7 +62,7 @@ class Parts(nn.Module):
         found: dict[str, tuple[Tensor, ...]] = {}
         for name, raw in parts.items():
             some = raw[torch.linspace(0, len(raw) - 1, min(FITTED, len(raw))).long()]
-            x = eyes[name].encode(some) if eyes and name in eyes else _floats(some).flatten(1)
+            x = eyes[name].encode(some) if eyes and name in eyes else as_floats(some).flatten(1)
             if not torch.isfinite(x).all():
                 raise ValueError(f"{name} hold NaN or infinite values; fill or drop them first")
             unit = units[name].flatten().float() if units and name in units else torch.ones(x.shape[1])
@@ -100,7 +100,7 @@ class Parts(nn.Module):
         if tuple(raw.shape[2:]) != shape:
             raise ValueError(f"{name} have shape {shape} a moment; got {tuple(raw.shape[2:])}. The model was trained on others")
         eye = self._eye(name)
-        told = _floats(raw).flatten(2) if eye is None else eye.encode(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+        told = as_floats(raw).flatten(2) if eye is None else eye.encode(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
         x = (told - self._of(name, "mean")) / self._of(name, "unit")
         tokens = x @ self._of(name, "basis") / self._of(name, "scale")
         return F.pad(tokens, (0, self.width - self.kept[name]))
@@ -137,10 +137,6 @@ class Parts(nn.Module):
 
     def _of(self, name: str, which: str) -> Tensor:
         return self.get_buffer(f"{which}{self.names.index(name)}")
-
-
-def _floats(raw: Tensor) -> Tensor:
-    return raw.float() / 255 if raw.dtype == torch.uint8 else raw.float()
 
 
 def _principal(x: Tensor, keep: int) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import check_options
-from ..data.eyes import prepare_eye
+from ..data.eyes import as_floats, prepare_eye
 from ..data.parts import ACTIONS, STATE, Parts
+from ..data.pictures import to_bytes
 from ..data.sequences import Windows
 from ..imitation import ActOptions, ImitationAgent
 from .base import Evaluation, Progress, Table, TaskData
@@ -108,8 +109,8 @@ class Imitation:
         cut = self._kept_back(progress)[0]
         rows, names = [], []
         for name in cameras:
-            back = agent.codec.decode_part(name, agent.codec.encode_part(name, torch.as_tensor(cut[name])[None]))[0].numpy()
-            rows += [cut[name], _bytes(back)]
+            back = agent.codec.decode_part(name, agent.codec.encode_part(name, torch.as_tensor(cut[name])[None]))[0]
+            rows += [cut[name], to_bytes(back)]
             names += [name, "encoded"]
         contact_sheet(np.stack(rows), folder / "codec.png", names=names, every=max(1, len(rows[0]) // 12))
         return {"codec.png": "What the cameras saw in a demonstration, and below each what is left of it in a token."}
@@ -129,7 +130,7 @@ class Imitation:
         t = max(len(cut[ACTIONS]) for cut in cuts)
         first = {name: np.stack([cut[name][0] for cut in cuts]) for name in agent.seen}
         actions = [agent.act(first)]
-        seen = {name: [_pictures(part)] for name, part in first.items()}
+        seen = {name: [as_floats(torch.as_tensor(part)).numpy()] for name, part in first.items()}
         for done in range(t - 1):
             acts, parts = agent.imagine()
             actions.append(acts)
@@ -254,15 +255,6 @@ def _units(part: Tensor) -> Tensor:
     return spread.expand(part.shape[1:])
 
 
-def _pictures(part: NDArray) -> NDArray[np.float32]:
-    """Bytes to numbers from 0 to 1; all else as it is."""
-    return part.astype(np.float32) / np.float32(255) if part.dtype == np.uint8 else part.astype(np.float32)
-
-
-def _bytes(pictures: NDArray) -> NDArray[np.uint8]:
-    return (pictures.clip(0, 1) * 255).round().astype(np.uint8)
-
-
 def _sheets(found: Moments, folder: Path) -> list[Path]:
     """A sheet of what each camera was imagined to see, one row a demonstration; of states and actions, lines over time."""
     from ..film import contact_sheet
@@ -272,7 +264,7 @@ def _sheets(found: Moments, folder: Path) -> list[Path]:
     for name, part in found.items():
         file = folder / f"{name}.png"
         if part.ndim == 5 and part.shape[-1] == 3 and name not in (ACTIONS, STATE):
-            contact_sheet(_bytes(part[:8]), file, every=max(1, part.shape[1] // 14), mark=1)
+            contact_sheet(to_bytes(torch.as_tensor(part[:8])), file, every=max(1, part.shape[1] // 14), mark=1)
         else:
             lines = part.reshape(len(part), -1, part.shape[-1])
             with figure(file, 9, 3) as fig:

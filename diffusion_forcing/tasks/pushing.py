@@ -49,6 +49,7 @@ class Pushing:
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """The published evaluation: episodes from its starts, and the best coverage of each over 0.95, 1 at most."""
         from ..envs.pusht import STEPS, PushT
+        from ..film import write_film
 
         world = PushT(samples)
         states = world.reset(SEEDS + seed * samples + np.arange(samples), published=True)
@@ -76,18 +77,12 @@ class Pushing:
             (f"to decide for {samples} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk"),
         )
         table = Table(f"Push-T, {samples} episodes from the published starts", ("", "figure"), rows)
-        figures = {self._film(film, folder): f"The first {min(samples, FILMED)} episodes; one that is over stands still."}
+        figures = {
+            write_film(folder, "episodes", np.stack(film)): f"The first {min(samples, FILMED)} episodes; one that is over stands still."
+        }
         figures["scores.png"] = "Best coverage of each episode."
         _draw_scores(world.max_coverage, folder / "scores.png")
         return Evaluation(metrics, (table,), figures)
-
-    def _film(self, frames: list[NDArray[np.uint8]], folder: Path) -> str:
-        from ..film import Film, film_name
-
-        name = film_name("episodes")
-        with Film(folder / name, fps=15) as film:
-            film.add(np.stack(frames))
-        return name
 
 
 def _draw_scores(coverage: NDArray[np.float64], file: Path) -> None:

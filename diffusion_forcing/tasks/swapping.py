@@ -72,6 +72,8 @@ class Swapping:
 
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Success over episodes, the same ones in each trial."""
+        from ..film import write_film
+
         metrics: dict[str, float] = {}
         rows, figures = [], {}
         for name, trial, told in self._named_trials():
@@ -84,7 +86,9 @@ class Swapping:
                 metrics.setdefault("milliseconds a chunk", 1e3 * float(np.median(tried.seconds)))
             if len(tried.film):
                 ends = ", ".join("done" if success else "failed" for success in tried.success[:FILMED])
-                figures[self._film(name, tried, folder)] = f"{name}, front and hand camera of the first episodes: {ends}"
+                figures[write_film(folder, name.replace(", ", "_").replace(" ", "_"), tried.film, fps=5, scale=2)] = (
+                    f"{name}, front and hand camera of the first episodes: {ends}"
+                )
         if "milliseconds a chunk" in metrics:
             rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", ""))
         table = Table(f"The swap, {samples} episodes a row", ("", "success", "95 % interval"), tuple(rows))
@@ -160,14 +164,6 @@ class Swapping:
             progress("episodes", done + 1, samples)
         env.close()
         return Tried(np.array(success), np.zeros((0, 1, 1, 3), np.uint8), [])
-
-    def _film(self, name: str, tried: Tried, folder: Path) -> str:
-        from ..film import Film, film_name
-
-        file = film_name(name.replace(", ", "_").replace(" ", "_"))
-        with Film(folder / file, fps=5, scale=2) as film:
-            film.add(tried.film)
-        return file
 
 
 def wilson(successes: int, number: int, z: float = 1.96) -> tuple[float, float]:

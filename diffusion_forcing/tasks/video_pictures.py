@@ -83,14 +83,11 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
 
 def film_of(clips: dict[str, Frames], folder: Path, number: int = 3, longest: int = 400) -> str:
     """Films the first clips (n, t, h, w, 3) of each name side by side. Returns the file's name: an mp4, a gif where PyAV is missing."""
-    from ..film import Film, film_name, side_by_side
+    from ..film import side_by_side, write_film
 
     number = min(number, *map(len, clips.values()))
     columns = [(name, np.concatenate([clip[:longest] for clip in one[:number]], axis=1)) for name, one in clips.items()]
-    name = film_name("rollouts")
-    with Film(folder / name, fps=15) as film:
-        film.add(side_by_side(columns, scale=2))
-    return name
+    return write_film(folder, "rollouts", side_by_side(columns, scale=2))
 
 
 def _eyes() -> Perception | None:
