@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from .backbones import RNN
+from .backbones import RNN, SpaceTime
 from .model import Denoiser
 from .schedule import expand
 from .step import Amplitudes, Hold, Path, Seen, amplitudes, ddim_step, step_between
@@ -19,9 +19,14 @@ from .step import Amplitudes, Hold, Path, Seen, amplitudes, ddim_step, step_betw
 def windowed(
     denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
 ) -> Seen:
-    """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves."""
+    """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves.
+
+    A token that comes alone always has the same past, which a backbone may work out once (`ready`).
+    """
     model = denoise.model
     cond, state = denoise.bound(len(x))
+    if x.shape[1] == 1 and isinstance(model.backbone, SpaceTime):
+        state = model.backbone.ready(x, state)
     moves = _moves(matrix, hold, model.schedule.levels)
     settled = _settled(moves)
     x, seen, level = x.clone(), x.clone(), matrix[0].clone()

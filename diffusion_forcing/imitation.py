@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from .checks import check_options
-from .data.parts import ACTIONS, Parts
+from .data.parts import Parts
 from .matrix import full_sequence
 from .model import DiffusionForcing
 from .sampling import Past, sample
@@ -70,7 +70,7 @@ class ImitationAgent:
         if n < 1:
             raise ValueError(f"there is one robot at least; got n={n}")
         self.n = n
-        self._last = torch.zeros(n, self.codec.shapes[ACTIONS][-1])
+        self._last = self.codec.start.expand(n, -1)
         self.generator = Generator().manual_seed(self.seed)
         memory = self.options.memory
         # The last look and the actions after it are what one moment of memory holds.
@@ -100,11 +100,12 @@ class ImitationAgent:
         return self._decide(), seen
 
     def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        token = self._sample(0)
-        done = token if doing is None else self.codec.encode_part(ACTIONS, torch.as_tensor(np.asarray(doing, dtype=np.float32))[:, None])
-        self._past.add(done, self._told(1, 0), 0)
-        self._last = self.codec.last_of(self.codec.decode_part(ACTIONS, done)[:, 0])
-        return self.codec.decode_part(ACTIONS, token)[:, 0].numpy()
+        token, before = self._sample(0), self._last[:, None]
+        decided = self.codec.decode_actions(token, before)[:, 0]
+        done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))
+        self._past.add(token if doing is None else self.codec.encode_actions(done[:, None], before), self._told(1, 0), 0)
+        self._last = done[:, -1]
+        return decided.numpy()
 
     @torch.no_grad()
     def _sample(self, part: int) -> Tensor:

@@ -61,7 +61,7 @@ def test_parts_see_through_eyes_and_are_saved_with_them():
     pictures, places = blobs(60)
     eye = train_eye(pictures, latent=5, steps=5)
     parts = {"actions": torch.randn(60, 2, 2), "front": torch.as_tensor(pictures), "state": torch.as_tensor(places).float()}
-    codec = Parts.fit(parts, {"front": 4}, eyes={"front": eye})
+    codec = Parts.fit([parts], {"front": 4}, eyes={"front": eye})
     assert codec.kept == {"actions": 4, "front": 4, "state": 2}
     tokens = codec.encode_part("front", parts["front"][None])
     assert tokens.shape == (1, 60, 4)
@@ -76,7 +76,7 @@ def test_parts_see_through_eyes_and_are_saved_with_them():
 def test_all_numbers_of_an_eye_bring_its_picture_back():
     pictures, _ = blobs(60)
     eye = train_eye(pictures, latent=5, steps=5)
-    codec = Parts.fit({"actions": torch.randn(60, 2), "front": torch.as_tensor(pictures)}, {}, eyes={"front": eye}, cut=0)
+    codec = Parts.fit([{"actions": torch.randn(60, 2, 2), "front": torch.as_tensor(pictures)}], {}, eyes={"front": eye}, cut=0)
     seen = torch.as_tensor(pictures)
     back = codec.decode_part("front", codec.encode_part("front", seen[None]))[0]
     torch.testing.assert_close(back, eye.decode(eye.encode(seen)), atol=1e-3, rtol=1e-3)

@@ -79,6 +79,17 @@ def test_the_output_has_the_shape_of_the_tokens_and_says_something(name):
     assert NETS[name].causal
 
 
+@pytest.mark.parametrize("past", [0, 1, T])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window"])
+def test_a_past_that_was_made_ready_says_the_same(name, past):
+    net, parts = NETS[name], sequence(T + 1, b=len(NETS[name].blocks))  # as many sequences as blocks: neither may pass for the other
+    state = net(*cut(parts, 0, past))[1] if past else None
+    token = cut(parts, past, past + 1)
+    out, after = net(*token, net.ready(token[0], state))
+    close(out, net(*token, state)[0])
+    assert after is None
+
+
 @pytest.mark.parametrize("name", BUILD)
 def test_a_fresh_network_outputs_zeros(name):
     out, _ = BUILD[name]()(*sequence())

@@ -136,23 +136,37 @@ def test_tokens_are_parts_in_turn_and_say_which_they_are():
 def test_tokens_are_told_what_was_done_last():
     data, shown = TASK.data(), demonstrations()
     told = data.train.read(torch.tensor([[0, 0]])).cond[0, :, 4:]
-    assert not told[:4].any()  # the first look, and the actions after it
+    start = np.mean([one[0] for one in shown.actions[:4]], axis=0)  # what counts as done before the first look, and the actions after it
     units = torch.as_tensor(np.concatenate(shown.actions[:4])).std(0)
-    last = torch.as_tensor(shown.actions[0][2::3])  # of each chunk
-    for j in range(1, 6):
+    last = torch.as_tensor(np.concatenate([start[None], shown.actions[0][2::3]]))  # of each chunk
+    for j in range(6):
         assert (told[4 * j : 4 * j + 4] == told[4 * j]).all()
         difference = (told[4 * j] - told[4]) * units
-        torch.testing.assert_close(difference, last[j - 1] - last[0], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(difference, last[j] - last[1], atol=1e-4, rtol=1e-3)
 
 
 def test_an_agent_knows_what_it_did_last(model):
     agent = agent_of(model)
-    assert not agent._last.any()
-    done = np.random.default_rng(0).normal(size=(2, 3, 2))
+    start = agent.codec.start.expand(2, -1)
+    assert torch.equal(agent._last, start)
+    done = np.random.default_rng(0).normal(size=(2, 3, 2)).astype(np.float32)
     agent.act(look(), doing=done)
-    torch.testing.assert_close(agent._last, agent.codec.last_of(torch.as_tensor(done)), atol=1e-4, rtol=1e-4)
+    assert torch.equal(agent._last, torch.as_tensor(done[:, -1]))
+    decided = agent.act(look())
+    assert torch.equal(agent._last, torch.as_tensor(decided[:, -1]))
     agent.reset(2)
-    assert not agent._last.any()
+    assert torch.equal(agent._last, start)
+
+
+def test_knowing_nothing_is_going_on_as_before(model):
+    """A chunk of actions is told by how it differs from the last one done."""
+    codec = model.codec
+    actions = torch.as_tensor(demonstrations().actions[0][:18]).reshape(1, 6, 3, 2)
+    moved = codec.encode_actions(actions + 5, actions[:, :, 0] + 5)
+    torch.testing.assert_close(codec.encode_actions(actions, actions[:, :, 0]), moved, atol=1e-4, rtol=1e-4)
+    last = torch.tensor([[[3.0, -4.0]]])
+    mean = codec.decode_part("actions", torch.zeros(1, 1, codec.width))
+    torch.testing.assert_close(codec.decode_actions(torch.zeros(1, 1, codec.width), last), mean + last[:, :, None])
 
 
 def test_each_offset_is_a_sequence_of_its_own():
@@ -176,8 +190,7 @@ def test_parts_come_back():
         "actions": torch.randn(50, 3, 2, generator=draw),
         "state": torch.randn(50, 4, generator=draw) * torch.tensor([1.0, 10, 1e3, 0]),
     }
-    units = {"state": torch.tensor([1.0, 10, 1e3, 1])}
-    codec = Parts.fit(parts, {}, units)
+    codec = Parts.fit([parts], {})
     assert codec.kept == {"actions": 6, "state": 3}
     moments = {name: part[None] for name, part in parts.items()}
     tokens = codec.encode(moments)
@@ -195,7 +208,7 @@ def test_few_directions_keep_what_varies_most():
     draw = torch.Generator().manual_seed(0)
     few = torch.randn(200, 3, generator=draw) @ torch.randn(3, 2000, generator=draw)
     parts = {"actions": torch.randn(200, 1, 2, generator=draw), "state": few}
-    one, again = (Parts.fit(parts, {"state": 3}) for _ in range(2))
+    one, again = (Parts.fit([parts], {"state": 3}) for _ in range(2))
     torch.testing.assert_close(one.decode_part("state", one.encode_part("state", few[None])), few[None], atol=1e-2, rtol=1e-2)
     torch.testing.assert_close(one.encode_part("state", few[None]), again.encode_part("state", few[None]))
 
@@ -204,15 +217,15 @@ def test_few_directions_keep_what_varies_most():
     ("parts", "options", "words"),
     [
         ({"state": torch.randn(9, 2)}, {}, "actions, and then what is seen after them; got state"),
-        ({"actions": torch.randn(9, 2)}, {}, "actions, and then what is seen after them; got actions"),
-        ({"actions": torch.randn(9, 2), "state": torch.ones(9, 2)}, {}, "state never vary"),
-        ({"actions": torch.full((9, 2), torch.nan), "state": torch.randn(9, 2)}, {}, "actions hold NaN"),
-        ({"actions": torch.randn(9, 2), "state": torch.randn(9, 2)}, {"whiten": 2}, "whiten goes from 0"),
+        ({"actions": torch.randn(9, 1, 2)}, {}, "actions, and then what is seen after them; got actions"),
+        ({"actions": torch.randn(9, 1, 2), "state": torch.ones(9, 2)}, {}, "state never vary"),
+        ({"actions": torch.full((9, 1, 2), torch.nan), "state": torch.randn(9, 2)}, {}, "actions hold NaN"),
+        ({"actions": torch.randn(9, 1, 2), "state": torch.randn(9, 2)}, {"whiten": 2}, "whiten goes from 0"),
     ],
 )
 def test_parts_that_make_no_tokens_are_refused(parts, options, words):
     with pytest.raises(ValueError, match=words):
-        Parts.fit(parts, {}, **options)
+        Parts.fit([parts], {}, **options)
 
 
 def test_all_demonstrations_held_back_leave_none():

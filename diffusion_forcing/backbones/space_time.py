@@ -27,6 +27,20 @@ class Memory(NamedTuple):
     caches: tuple[Cache, ...]
 
 
+class Ready(NamedTuple):
+    """All of a past that a single next token needs, worked out once for the many steps in which that token is denoised.
+
+    entered: (b, n, hidden), the last token's share in the convolution at the entry, with its bias and the places. before: (b, 1, hidden),
+    what its level says. pasts: of each block, keys and values (b, heads, (window-1) n, hidden / heads). own: (blocks, 6, hidden), the
+    modulation of each.
+    """
+
+    entered: Tensor
+    before: Tensor
+    pasts: tuple[Cache, ...]
+    own: Tensor
+
+
 class SpaceTime(nn.Module):
     """Tokens (c, h, w) through blocks of attention over space and time. Causal. State: `Memory`.
 
@@ -65,8 +79,10 @@ class SpaceTime(nn.Module):
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
 
-    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | None = None) -> tuple[Tensor, Memory]:
-        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token."""
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
+        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token (None if `Ready`)."""
+        if isinstance(state, Ready):
+            return self._next(x, k, cond, state), None
         state = self.start(x) if state is None else Memory(*state)
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
         hidden, level = self.embed(x, k, cond, past_x, past_k)
@@ -82,6 +98,28 @@ class SpaceTime(nn.Module):
         hidden = self.final.weight.shape[0]
         caches = tuple((x.new_zeros(b, block.window - 1, places, hidden),) * 2 for block in self._blocks())
         return Memory(torch.zeros_like(x[:, :1]), torch.full((b, 1), self.levels, device=x.device), caches)
+
+    def ready(self, x: Tensor, state: Memory | None) -> Ready:
+        """The past of the next token (b, 1, c, h, w), which is yet to be denoised, if it comes alone."""
+        state = self.start(x) if state is None else Memory(*state)
+        c, blocks = x.shape[2], self._blocks()
+        entered = _convolved(state.x[:, 0], self.enter.weight[:, c:]) + (self.place + self.enter.bias)  # type: ignore[operator]
+        pasts = tuple(block.past(*cache) for block, cache in zip(blocks, state.caches, strict=True))
+        own = torch.stack([block.modulation for block in blocks]).unflatten(1, (6, -1)) + blocks[0].base
+        return Ready(entered, self.before(self.level(state.k)), pasts, own)
+
+    def _next(self, x: Tensor, k: Tensor, cond: Tensor, ready: Ready) -> Tensor:
+        """As forward, for one token: the same sums by fewer and larger operations, since these are many and small."""
+        said = self.level(k) + ready.before
+        if self.told is not None:
+            said = said + self.told(cond)
+        asked = self.modulate(F.silu(said[:, 0])).unflatten(-1, (6, -1)) + ready.own[:, None]  # (blocks, b, 6, hidden)
+        hidden = _convolved(x[:, 0], self.enter.weight[:, : x.shape[2]]) + ready.entered + said
+        for block, past, modulations in zip(self._blocks(), ready.pasts, asked, strict=True):
+            hidden = block.next(hidden, modulations[:, :, None].unbind(1), *past)
+        grid = self.final(hidden).transpose(1, 2).unflatten(2, (self.height, self.width))
+        out = _convolved(grid, self.leave.weight) + self.leave.bias  # type: ignore[operator]
+        return out.transpose(1, 2).reshape(x.shape)
 
     def embed(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Places (b, t, n, hidden) of tokens x after tokens past_x, and six modulations (b, t, 1, hidden) by level and condition."""
@@ -150,6 +188,27 @@ class Block(Modulated):
         split = (self.heads, x.shape[-1] // self.heads)
         return self.norm_q(query.unflatten(-1, split)).flatten(-2), self.norm_k(key.unflatten(-1, split)).flatten(-2), value
 
+    def past(self, keys: Tensor, values: Tensor) -> Cache:
+        """A cache as the next token attends to it: (b, heads, (window-1) n, hidden / heads) each."""
+        dated = keys + self.ago[:-1, None]
+        split = "b t n (a e) -> b a (t n) e"
+        return rearrange(dated, split, a=self.heads).contiguous(), rearrange(values, split, a=self.heads).contiguous()
+
+    def next(self, x: Tensor, modulations: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Tensor:
+        """As forward, for one token x (b, n, hidden), six modulations (b, 1, hidden), and keys and values of `past`."""
+        shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulations
+        b, n, width = x.shape
+        each = width // self.heads
+        qkv = self.qkv(torch.addcmul(shift, self.norm(x), scale)).view(b, n, 3, self.heads, each)
+        query, key = self.norm_q(qkv[:, :, 0]), self.norm_k(qkv[:, :, 1]) + self.ago[-1].view(self.heads, each)
+        keys = torch.cat([keys, key.transpose(1, 2)], dim=2)
+        values = torch.cat([values, qkv[:, :, 2].transpose(1, 2)], dim=2)
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values)
+        x = torch.addcmul(x, gate, self.project(attended.transpose(1, 2).reshape(b, n, width)))
+        grid = torch.addcmul(shift_mlp, self.norm(x), scale_mlp).transpose(1, 2).unflatten(2, self.grid)
+        near = self.near(grid).flatten(2).transpose(1, 2)
+        return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+
     def _after(self, x: Tensor, level: tuple[Tensor, ...], query: Tensor, key: Tensor, value: Tensor, past: Cache) -> Tensor:
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
         _, _, gate, shift, scale, gate_mlp = self.modulations(level)
@@ -162,3 +221,8 @@ class Block(Modulated):
         grid = rearrange(torch.addcmul(shift, self.norm(x), scale), "b t (h w) d -> (b t) d h w", h=self.grid[0])
         near = rearrange(self.near(grid), "(b t) d h w -> b t (h w) d", t=t)
         return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+
+
+def _convolved(grid: Tensor, weight: Tensor) -> Tensor:
+    """(b, c, h, w) by a 3 x 3 kernel (d, c, 3, 3), as one product of matrices: (b, h w, d). For few and small grids."""
+    return F.unfold(grid, 3, padding=1).transpose(1, 2) @ weight.flatten(1).T

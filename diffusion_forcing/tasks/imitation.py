@@ -214,9 +214,6 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         ]
 
     train, valid = cut(range(last), task.offsets), cut(range(last, len(demonstrations)), 1)
-    whole = {name: torch.as_tensor(np.concatenate([one[name][1:] for one in train])) for name in train[0]}
-    # Directions of motion, turning and gripping come in units of their own: each counts by its spread.
-    units = {name: _units(whole[name]) for name in (ACTIONS, STATE) if name in whole}
     keep = dict.fromkeys(demonstrations.images, task.components)
     eyes = {
         name: prepare_eye(
@@ -225,16 +222,16 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         for name in demonstrations.images
         if task.eye_steps
     }
-    codec = Parts.fit(whole, keep, units, task.whiten, eyes=eyes)
+    codec = Parts.fit([as_tensors(one) for one in train], keep, task.whiten, eyes=eyes)
     parts = len(codec.names)
 
     def windows(cuts: list[Moments]) -> Windows:
         tokens, kinds = [], []
         for done, one in enumerate(cuts):
-            encoded = codec.encode({name: torch.as_tensor(part)[None] for name, part in one.items()})[0, 1:]
-            last = codec.last_of(torch.as_tensor(one[ACTIONS]))
-            last[0] = 0
+            moments = {name: part[None] for name, part in as_tensors(one).items()}
+            encoded = codec.encode(moments)[0, 1:]
             # What is seen at a moment, and the actions after it, are told what was done last.
+            last = torch.cat([codec.start[None], moments[ACTIONS][0, 1:, -1]])
             told = codec.conditions(last, parts, 1).flatten(0, 1)[: len(encoded)]
             tokens.append(encoded)
             kinds.append(told)
@@ -248,11 +245,8 @@ def _said_of(progress: Progress, name: str) -> Progress:
     return lambda what, done, of: progress(f"{what} for {name}", done, of)
 
 
-def _units(part: Tensor) -> Tensor:
-    """(*shape), the spread of each number of a vector over all moments, and over all steps of a chunk: (n, s), or (n, chunk, a)."""
-    spread = part.float().flatten(0, -2).std(0)
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    return spread.expand(part.shape[1:])
+def as_tensors(moments: Moments) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(part) for name, part in moments.items()}
 
 
 def _sheets(found: Moments, folder: Path) -> list[Path]:
