@@ -1,7 +1,8 @@
-"""A small convolutional autoencoder for one camera: a picture to a few numbers and back. Trained first, then left as it is.
+"""A small autoencoder for one camera: a picture to a few numbers and back. Trained first, then left as it is.
 
-Where things are is what these numbers must say, and principal directions say that badly of what is small and moves. Errors of colour count
-more than those of brightness: fruits are small, walls are large.
+Where things are is what these numbers must say, and principal directions say that badly of what is small and moves. So three quarters of
+them are points: where on the picture something is, and how much it is there; the decoder draws a blob at each. Errors of colour count more
+than those of brightness: fruits are small, walls are large.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
@@ -23,7 +25,9 @@ from .cache import cache_folder
 Told = Callable[[str, int, int], None]
 COLOUR = 4.0
 """How much more errors of colour count than those of brightness."""
-VERSION = 1
+THERE = 6.0
+"""How much a map must say, as the logarithm of a sum, for its point to be half there."""
+VERSION = 2
 
 
 def as_floats(raw: Tensor) -> Tensor:
@@ -32,30 +36,53 @@ def as_floats(raw: Tensor) -> Tensor:
 
 
 class Eye(nn.Module):
-    """Pictures (n, px, px, 3), bytes or 0 to 1, to (n, latent) and back to 0 to 1. px must be a multiple of 8."""
+    """Pictures (n, px, px, 3), bytes or 0 to 1, to (n, latent) and back to 0 to 1. px must be a multiple of 8.
 
-    def __init__(self, px: int, latent: int = 48, channels: int = 16) -> None:
+    A quarter of `latent` is how many points there are: the numbers are their x from -1 to 1, their y, how much each is there; the rest
+    is free.
+    """
+
+    grid: Tensor
+
+    def __init__(self, px: int, latent: int = 64, channels: int = 16) -> None:
         super().__init__()
-        check_counts(px=px, latent=latent, channels=channels)
+        check_counts(px=px, channels=channels)
+        if latent < 4:
+            raise ValueError(
+                f"an eye tells a picture by 4 numbers at least: a point's x, y and how much it is there, and a free one; got {latent}"
+            )
         check_divides(8, px, "an eye halves a picture three times, so that its height and width should be a multiple of 8")
         self.config = {"px": px, "latent": latent, "channels": channels}
-        c, side = channels, px // 8
+        self.points = latent // 4
+        free, c, side = latent - 3 * self.points, channels, px // 4
         self.inward = nn.Sequential(
-            nn.Conv2d(3, c, 4, 2, 1), nn.GELU(), nn.Conv2d(c, 2 * c, 4, 2, 1), nn.GELU(), nn.Conv2d(2 * c, 4 * c, 4, 2, 1), nn.GELU(),
-            nn.Conv2d(4 * c, c, 1), nn.Flatten(), nn.Linear(c * side * side, latent),
+            nn.Conv2d(3, c, 4, 2, 1), nn.GELU(), nn.Conv2d(c, 2 * c, 4, 2, 1), nn.GELU(), nn.Conv2d(2 * c, 2 * c, 3, 1, 1), nn.GELU(),
+        )  # fmt: skip
+        self.maps = nn.Conv2d(2 * c, self.points, 1)
+        self.rest = nn.Sequential(nn.Conv2d(2 * c, c, 4, 2, 1), nn.GELU(), nn.Flatten(), nn.Linear(c * (side // 2) ** 2, free))
+        self.size = nn.Parameter(torch.full((self.points,), -2.0))  # of blobs, before softplus
+        self.ground = nn.Sequential(
+            nn.Linear(free, c * (side // 2) ** 2), nn.Unflatten(1, (c, side // 2, side // 2)), nn.Conv2d(c, 4 * c, 3, 1, 1),
+            nn.PixelShuffle(2), nn.GELU(),
         )  # fmt: skip
         self.outward = nn.Sequential(
-            nn.Linear(latent, c * side * side), nn.Unflatten(1, (c, side, side)), nn.Conv2d(c, 4 * c, 1), nn.GELU(),
-            nn.Conv2d(4 * c, 8 * c, 3, 1, 1), nn.PixelShuffle(2), nn.GELU(),
-            nn.Conv2d(2 * c, 4 * c, 3, 1, 1), nn.PixelShuffle(2), nn.GELU(),
-            nn.Conv2d(c, 12, 3, 1, 1), nn.PixelShuffle(2),
-        )  # fmt: skip
+            nn.Conv2d(self.points + c, 4 * c, 3, 1, 1), nn.PixelShuffle(2), nn.GELU(), nn.Conv2d(c, 12, 3, 1, 1), nn.PixelShuffle(2)
+        )
+        self.register_buffer("grid", torch.linspace(-1, 1, side), persistent=False)
 
     def encode(self, pictures: Tensor) -> Tensor:
-        return self.inward(4 * (as_floats(pictures).movedim(-1, 1) - 0.5))
+        seen = self.inward(4 * (as_floats(pictures).movedim(-1, 1) - 0.5))
+        maps = self.maps(seen)
+        share = maps.flatten(2).softmax(-1).view_as(maps)
+        x, y = share.sum(2) @ self.grid, share.sum(3) @ self.grid
+        return torch.cat([x, y, torch.sigmoid(maps.flatten(2).logsumexp(-1) - THERE), self.rest(seen)], dim=1)
 
     def decode(self, latent: Tensor) -> Tensor:
-        return self.outward(latent).movedim(1, -1) / 4 + 0.5
+        x, y, there, rest = latent.split([self.points, self.points, self.points, latent.shape[1] - 3 * self.points], dim=1)
+        size = F.softplus(self.size)[:, None] + 0.03
+        across, along = (torch.exp(-(((self.grid - at[..., None]) / size) ** 2) / 2) for at in (x, y))
+        blobs = there[..., None, None] * along[..., :, None] * across[..., None, :]
+        return self.outward(torch.cat([blobs, self.ground(rest)], dim=1)).movedim(1, -1) / 4 + 0.5
 
     def loss(self, pictures: Tensor) -> Tensor:
         """Mean squared error, of colour more than of brightness."""
@@ -67,7 +94,7 @@ class Eye(nn.Module):
 
 
 def train_eye(
-    pictures: NDArray[np.uint8], latent: int = 48, steps: int = 3000, seed: int = 0, batch: int = 64, progress: Told | None = None
+    pictures: NDArray[np.uint8], latent: int = 64, steps: int = 1500, seed: int = 0, batch: int = 48, progress: Told | None = None
 ) -> Eye:
     """An eye for pictures (n, px, px, 3), trained for so many steps; the same for the same pictures and options on one machine."""
     if pictures.ndim != 4 or pictures.shape[-1] != 3 or pictures.shape[1] != pictures.shape[2] or pictures.dtype != np.uint8:
@@ -92,7 +119,7 @@ def train_eye(
     return eye.eval().requires_grad_(False)
 
 
-def prepare_eye(pictures: NDArray[np.uint8], latent: int = 48, steps: int = 3000, seed: int = 0, progress: Told | None = None) -> Eye:
+def prepare_eye(pictures: NDArray[np.uint8], latent: int = 64, steps: int = 1500, seed: int = 0, progress: Told | None = None) -> Eye:
     """As train_eye, but taken from the cache if it was trained before."""
     from safetensors.torch import save_file
 
