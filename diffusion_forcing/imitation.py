@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from .checks import check_options
-from .data.parts import Parts
+from .data.parts import ACTIONS, Parts
+from .data.planes import Planes
 from .matrix import full_sequence
 from .model import DiffusionForcing
 from .sampling import Past, sample
+from .schedule import expand
 
 Level = int | float | NDArray[Any] | Mapping[str, Any]
 
@@ -46,9 +48,13 @@ class ActOptions:
 class ImitationAgent:
     """model: of tokens that `data.parts.Parts` encodes. `reset`, then `act` at each moment."""
 
+    codec: Any
+
     def __init__(self, model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> None:
-        if not isinstance(model.codec, Parts):
-            raise ValueError(f"an imitation agent wants a model of what is seen and done (Parts); this one's codec is {model.codec!r:.60}")
+        if not isinstance(model.codec, Parts | Planes):
+            raise ValueError(
+                f"an imitation agent wants a model of what is seen and done (Parts, Planes); this one's codec is {model.codec!r:.60}"
+            )
         self.model, self.codec, self.options, self.seed = model.eval(), model.codec, options or ActOptions(), seed
         self.seen = self.codec.names[1:]
         self._matrix = full_sequence(1, model.schedule.ladder(min(self.options.steps, model.schedule.levels)))
@@ -63,18 +69,24 @@ class ImitationAgent:
         if str(path) in shipped() and not folder.exists():
             folder = SHIPPED / str(path)
         inner = folder / "model"
-        return cls(DiffusionForcing.from_pretrained(inner if inner.is_dir() else folder), options, seed)
+        return agent_for(DiffusionForcing.from_pretrained(inner if inner.is_dir() else folder), options, seed)
 
     def reset(self, n: int = 1) -> None:
         """Begin anew, with n robots."""
         if n < 1:
             raise ValueError(f"there is one robot at least; got n={n}")
         self.n = n
-        self._last = self.codec.start.expand(n, -1)
         self.generator = Generator().manual_seed(self.seed)
         memory = self.options.memory
-        # The last look and the actions after it are what one moment of memory holds.
-        self._past = Past(self.model, None if memory is None else memory * len(self.codec.names) - 1)
+        self._past = Past(self.model, None if memory is None else self._tokens(memory))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._last = self.codec.start.expand(self.n, -1)
+
+    def _tokens(self, moments: int) -> int:
+        """How many tokens a memory of so many moments holds; the actions that led to the first of these are none of it."""
+        return moments * len(self.codec.names) - 1
 
     def act(self, observation: Mapping[str, Any], level: Level = 0, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Look and decide: actions (n, chunk, a), to be carried out until the next look.
@@ -84,10 +96,9 @@ class ImitationAgent:
         NaN. doing: actions (n, chunk, a) that are carried out instead of those decided, which is what is remembered then.
         """
         levels = self._levels(level)
-        tokens = torch.cat([self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)], dim=1)
-        noise = torch.randn(tokens.shape, generator=self.generator)
-        noised = torch.where(levels[..., None] > 0, self.model.schedule.add_noise(tokens, levels, noise), tokens)
-        self._past.add(noised, self._told(len(self.seen), 1), levels)
+        looks = [self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)]
+        tokens = torch.cat([self.codec.encode_part(name, look[:, None]) for name, look in zip(self.seen, looks, strict=True)], dim=1)
+        self._past.add(self._noised(tokens, levels), self._told(len(self.seen), 1), levels)
         return self._decide(doing)
 
     def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
@@ -116,6 +127,13 @@ class ImitationAgent:
         token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
         return token
 
+    def _noised(self, tokens: Tensor, levels: Tensor) -> Tensor:
+        """Tokens (n, t, *event) at levels (n, t): as they are at 0, and nothing but noise at K."""
+        noise = torch.randn(tokens.shape, generator=self.generator)
+        # At K the schedule leaves a trace of the signal, of which nothing shall be heard.
+        heard = torch.where(expand(levels == self.model.schedule.levels, tokens), 0.0, tokens)
+        return torch.where(expand(levels > 0, tokens), self.model.schedule.add_noise(heard, levels, noise), tokens)
+
     def _told(self, tokens: int, first: int) -> Tensor:
         return self.codec.conditions(self._last, tokens, first)
 
@@ -137,14 +155,14 @@ class ImitationAgent:
         return torch.stack(columns, dim=1)
 
     def _look(self, name: str, raw: Any, levels: Tensor) -> Tensor:
-        """A part as a token (n, 1, width), zeros where it is not believed at all."""
+        """A part (n, *shape), checked; zeros where it is missing."""
         ignored = levels == self.model.schedule.levels
         if raw is None:
             if not ignored.all():
                 raise ValueError(
                     f"{name} is missing; a part that is not there has level {self.model.schedule.levels}: act(..., level={{...}})"
                 )
-            return torch.zeros(self.n, 1, self.codec.width)
+            return torch.zeros(self.n, *self.codec.shapes[name])
         array, shape = np.asarray(raw), self.codec.shapes[name]
         array = array[None] if array.shape == shape else array
         if array.shape != (self.n, *shape):
@@ -158,5 +176,50 @@ class ImitationAgent:
                     f"{name} of robot {which} holds NaN or infinite values; if it is missing, say so by level {self.model.schedule.levels}"
                 )
             array = np.where(broken.reshape(-1, *(1,) * len(shape)), 0, array)
-        token = self.codec.encode_part(name, torch.as_tensor(np.ascontiguousarray(array))[:, None])
-        return torch.where(ignored[:, None, None], 0.0, token)  # at K a trace of the signal is left, of which nothing shall be heard
+        return torch.as_tensor(np.ascontiguousarray(array))
+
+
+class MomentAgent(ImitationAgent):
+    """As `ImitationAgent`, for a model in which a moment is one token (`data.planes.Planes`): all that is seen is doubted alike.
+
+    Sampling the next token decides what to do and imagines what will be seen; what is then seen takes the place of the latter.
+    """
+
+    def _begin(self) -> None:
+        self._done = torch.zeros(self.n, *self.codec.shapes[ACTIONS])
+        self._imagined: Tensor | None = None
+
+    def _tokens(self, moments: int) -> int:
+        return moments
+
+    def act(self, observation: Mapping[str, Any], level: Level = 0, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        levels = self._levels(level)
+        if not (levels == levels[:, :1]).all():
+            raise ValueError(
+                "this model has one token a moment, so that all that is seen is doubted alike: level is one number for all of it"
+            )
+        seen = {name: self._look(name, observation.get(name), levels[:, i])[:, None] for i, name in enumerate(self.seen)}
+        token = self.codec.encode({ACTIONS: self._done[:, None], **seen})
+        self._past.add(self._noised(token, levels[:, :1]), None, levels[:, :1])
+        return self._decide(doing)
+
+    def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        if self._imagined is None:
+            raise ValueError("to imagine what comes next the agent looks once first: act(observation)")
+        self._past.add(self._imagined, None, 0)
+        seen = self.codec.decode(self._imagined)
+        return self._decide(), {name: seen[name][:, 0].numpy() for name in self.seen}
+
+    def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        denoise = self.model.denoiser(None, self._past.state)
+        x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
+        self._imagined = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
+        decided = self.codec.decode(self._imagined)[ACTIONS][:, 0]
+        self._done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))
+        return decided.numpy()
+
+
+def agent_for(model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
+    """The agent that a model's tokens ask for."""
+    kind = MomentAgent if isinstance(model.codec, Planes) else ImitationAgent
+    return kind(model, options, seed)

@@ -28,6 +28,7 @@ from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.tasks import Evaluation, Table, TaskData
 from diffusion_forcing.tasks.imitation import Imitation
 from diffusion_forcing.tasks.pushing import Pushing
+from diffusion_forcing.tasks.swapping import Swapping
 from diffusion_forcing.tasks.video import Video
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
@@ -71,7 +72,10 @@ def small(recipe: str = "composition", **changes) -> Experiment:
         experiment = replace(experiment, task=task)
         if isinstance(experiment.model.backbone, ConvRNNConfig):
             experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
-    if isinstance(experiment.task, Imitation):  # random pushes stand for every world
+    if isinstance(experiment.task, Imitation) and experiment.task.joint:  # the arm's drawing stands for the arm
+        task = Imitation(Swapping(px=8, number=3, body="twin", held=1), state=False, joint=True, moments=3)
+        experiment = replace(experiment, task=task, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
+    elif isinstance(experiment.task, Imitation):  # random pushes stand for every other world
         experiment = replace(experiment, task=Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5))
     return replace(experiment, **changes)
 

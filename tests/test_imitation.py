@@ -11,11 +11,12 @@ from oracles import randomised
 from small import pushes_file
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
 from diffusion_forcing.data.codec import build_codec, describe_codec
 from diffusion_forcing.data.demonstrations import Demonstrations
 from diffusion_forcing.data.parts import Parts
-from diffusion_forcing.imitation import ActOptions, ImitationAgent
+from diffusion_forcing.data.planes import Planes
+from diffusion_forcing.imitation import ActOptions, ImitationAgent, MomentAgent, agent_for
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.imitation import IMITATION
 from diffusion_forcing.tasks.imitation import Imitation, Recorded, moments_of
@@ -471,5 +472,95 @@ def test_pushing_is_tried_in_its_world(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", IMITATION)
 def test_every_recipe_builds(name):
     experiment = RECIPES[name]()
-    model = experiment.model.build((24,), 3)
+    model = experiment.model.build((21, 32, 32) if experiment.task.joint else (24,), 3)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
+
+
+# One token a moment.
+
+JOINT = changed(TASK, joint=True, state=False)
+
+
+@pytest.fixture(scope="module")
+def joint():
+    return model_for(JOINT, ConvRNNConfig(4, 4, (1, 2), 1))
+
+
+def pictures_of(seen):
+    return {name: part for name, part in seen.items() if name != "state"}
+
+
+def test_planes_come_back():
+    data = JOINT.data()
+    assert data.train.event == (2 * 3 + 3, PX, PX)
+    moments = {name: torch.as_tensor(part)[None] for name, part in moments_of(demonstrations(), 0, 3, state=False).items()}
+    tokens = data.codec.encode(moments)
+    torch.testing.assert_close(data.train.read(torch.tensor([[0, 0]])).x, tokens)
+    back = data.codec.decode(tokens)
+    torch.testing.assert_close(back["actions"], moments["actions"].float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(back["hand"], moments["hand"] / 255, atol=1e-5, rtol=1e-5)
+    empty = build_codec(describe_codec(data.codec))
+    empty.load_state_dict(data.codec.state_dict())
+    assert torch.equal(empty.encode(moments), tokens)
+
+
+def test_an_agent_of_whole_moments_remembers_doubts_and_imagines(joint):
+    agent = agent_for(joint, ActOptions(steps=3))
+    assert isinstance(agent, MomentAgent)
+    agent.reset(2)
+    seen = pictures_of(look())
+    one = agent.act(seen)
+    assert one.shape == (2, 3, 2)
+    two, imagined = agent.imagine()
+    assert imagined["front"].shape == (2, PX, PX, 3)
+    agent.reset(2)
+    np.testing.assert_array_equal(agent.act(seen), one)
+    agent.reset(2)
+    other = agent.act(pictures_of(look(seed=5)))
+    assert not np.allclose(one, other)  # what is seen matters
+    agent.reset(2)
+    ignored = agent.act(pictures_of(look(seed=5)), level=K)
+    agent.reset(2)
+    np.testing.assert_array_equal(agent.act({}, level=K), ignored)
+    assert np.isfinite(two).all()
+
+
+def test_an_agent_of_whole_moments_remembers_what_was_done(joint):
+    agent = agent_for(joint, ActOptions(steps=3))
+    seen, after = pictures_of(look()), []
+    for done in (0.0, 2.0):
+        agent.reset(2)
+        agent.act(seen, doing=np.full((2, 3, 2), done))
+        after.append(agent.act(seen))
+    assert not np.allclose(*after)
+
+
+def test_whole_moments_are_doubted_whole(joint):
+    agent = agent_for(joint)
+    with pytest.raises(ValueError, match="one token a moment"):
+        agent.act({name: part[0] for name, part in pictures_of(look()).items()}, level={"front": 10})
+    with pytest.raises(ValueError, match="looks once first"):
+        agent.imagine()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"actions": (3, 2), "state": (4,)}, "pictures of one size"),
+        ({"actions": (3, 2), "front": (8, 8, 3), "hand": (4, 4, 3)}, "pictures of one size"),
+        ({"actions": (3, 9), "front": (8, 8, 3)}, "there are 8 at most; got 9"),
+        ({"front": (8, 8, 3)}, "actions, and then what is seen"),
+    ],
+)
+def test_planes_that_do_not_fit_are_refused(shapes, words):
+    with pytest.raises(ValueError, match=words):
+        Planes(shapes)
+
+
+def test_the_papers_model_has_21_channels():
+    experiment = RECIPES["swap-paper"]()
+    planes = Planes({"actions": (experiment.task.chunk, 7), "front": (32, 32, 3), "hand": (32, 32, 3)})
+    assert planes.event == (21, 32, 32)
+    model = experiment.model.build(planes.event, 0, planes)
+    x = torch.randn(1, 1, *planes.event)
+    assert torch.isfinite(model(x, torch.tensor([[500]]))).all()

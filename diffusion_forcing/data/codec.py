@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .eyes import Eye
 from .parts import Parts
 from .pictures import Patches, Pixels
+from .planes import Planes
 
 
 class Normalize(nn.Module):
@@ -203,8 +204,11 @@ def describe_codec(codec: nn.Module | None) -> Any:
     if isinstance(codec, Parts):
         eyes = {name: eye.config for name in codec.names if (eye := codec._eye(name)) is not None}
         return {"kind": "parts", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}, "kept": codec.kept, "eyes": eyes}
+    if isinstance(codec, Planes):
+        return {"kind": "planes", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}}
     raise ValueError(
-        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Parts or a Chain"
+        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Parts, Planes "
+        "or a Chain"
     )
 
 
@@ -240,6 +244,8 @@ def _build(kind: Any, config: Any) -> nn.Module:
         return Patches(config["stack"], config["patch"], basis[:, 0], basis, grid, kept, grid + 1)
     if kind == "parts":
         return Parts(config["shapes"], config["kept"], {name: Eye(**options) for name, options in config["eyes"].items()})
+    if kind == "planes":
+        return Planes(config["shapes"])
     raise ValueError(f"the model's codec is {kind!r}, which this package does not have")
 
 

@@ -35,7 +35,7 @@ class Parts(nn.Module):
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, int], eyes: Mapping[str, Eye] | None = None) -> None:
         super().__init__()
-        _check_names(list(shapes))
+        check_names(list(shapes))
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self.kept = {name: kept[name] for name in shapes}
         self.width = max(self.kept.values())
@@ -64,7 +64,7 @@ class Parts(nn.Module):
         """
         if not 0 <= whiten <= 1:
             raise ValueError(f"whiten goes from 0 (as they are) to 1 (all alike); got {whiten}")
-        _check_names(list(episodes[0]))
+        check_names(list(episodes[0]))
         parts = {name: torch.cat([one[name][1:] for one in episodes]) for name in episodes[0]}
         actions = parts[ACTIONS].float().flatten(0, 1)
         start = torch.stack([one[ACTIONS][1, 0] for one in episodes]).float().mean(0)
@@ -75,7 +75,7 @@ class Parts(nn.Module):
             x = eyes[name].encode(some) if eyes and name in eyes else as_floats(some).flatten(1)
             if not torch.isfinite(x).all():
                 raise ValueError(f"{name} hold NaN or infinite values; fill or drop them first")
-            unit = _units(raw).flatten() if name in (ACTIONS, STATE) else torch.ones(x.shape[1])
+            unit = units(raw).flatten() if name in (ACTIONS, STATE) else torch.ones(x.shape[1])
             mean = x.mean(0)
             std, basis = _principal((x - mean) / unit, keep.get(name, x.shape[1]))
             if not std[0] > 0:
@@ -92,7 +92,7 @@ class Parts(nn.Module):
             sums[:, : len(spread)] += torch.stack([spread, torch.ones_like(spread)])
         codec.variance.copy_(sums[0] / sums[1])
         codec.start.copy_(start)
-        codec.place.copy_(torch.stack([actions.mean(0), _units(actions)]))
+        codec.place.copy_(torch.stack([actions.mean(0), units(actions)]))
         return codec
 
     @property
@@ -164,7 +164,8 @@ class Parts(nn.Module):
         return self.get_buffer(f"{which}{self.names.index(name)}")
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
+    """Raise unless these are actions and something that is seen."""
     if len(names) < 2 or names[0] != ACTIONS:
         raise ValueError(f"the parts of a moment are actions, and then what is seen after them; got {', '.join(names) or 'none'}")
 
@@ -174,7 +175,7 @@ def _before(actions: Tensor, start: Tensor) -> Tensor:
     return torch.cat([start.expand(2, -1), actions[1:-1, -1]])[: len(actions)]
 
 
-def _units(part: Tensor) -> Tensor:
+def units(part: Tensor) -> Tensor:
     """(*shape), the spread of each number of a vector over all moments, and over all steps of a chunk: (n, s), or (n, chunk, a)."""
     spread = part.float().flatten(0, -2).std(0)
     spread = torch.where(spread > 0, spread, torch.ones_like(spread))

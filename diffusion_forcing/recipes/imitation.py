@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ..config import Experiment, ModelConfig, RNNConfig, TrainConfig
+from ..config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig
 from ..imitation import ActOptions
 from ..tasks.imitation import Imitation, Recorded
 from ..tasks.pushing import Pushing
@@ -23,6 +23,16 @@ def swap() -> Experiment:
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
+def swap_paper() -> Experiment:
+    """The swap with the paper's model, for a GPU: two cameras of 32 px and 15 actions as 21 channels, U-Net and convolutional GRU.
+
+    Demonstrations are seen where chunks begin, so that the authors' random start within the first chunk is left out.
+    """
+    task = Imitation(Swapping(px=32), chunk=15, state=False, joint=True, moments=40, acting=ActOptions(steps=25))
+    model = ModelConfig(ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4)), parameterization="x0")
+    return Experiment(task, model, TrainConfig(steps=50_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999, given=0.5))
+
+
 def imitation() -> Experiment:
     """Demonstrations of your own: --data FOLDER of a LeRobot data set (v2.1); a GRU over what is seen and done, an hour on two cores."""
     return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
@@ -34,4 +44,4 @@ def pusht() -> Experiment:
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), replace(TRAIN, batch=64))
 
 
-IMITATION = {"swap": swap, "imitation": imitation, "pusht": pusht}
+IMITATION = {"swap": swap, "swap-paper": swap_paper, "imitation": imitation, "pusht": pusht}

@@ -17,8 +17,9 @@ from ..checks import check_options
 from ..data.eyes import as_floats, prepare_eye
 from ..data.parts import ACTIONS, STATE, Parts
 from ..data.pictures import to_bytes
+from ..data.planes import Planes
 from ..data.sequences import Windows
-from ..imitation import ActOptions, ImitationAgent
+from ..imitation import ActOptions, ImitationAgent, agent_for
 from .base import Evaluation, Progress, Table, TaskData
 from .pushing import Pushing
 from .swapping import Swapping
@@ -68,6 +69,8 @@ class Imitation:
     """How far these are made equally large: 0 not at all, 1 all alike."""
     state: bool = True
     """Whether the measured state is seen, beside the pictures."""
+    joint: bool = False
+    """One token a moment, as in the paper: pictures and actions are planes of one picture, for a convolutional network."""
     moments: int = 40
     """Moments a window of training has at most."""
     offsets: int = 1
@@ -92,7 +95,7 @@ class Imitation:
         return 50
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
-        agent = ImitationAgent(model, self.acting, seed)
+        agent = agent_for(model, self.acting, seed)
         if isinstance(self.world, Recorded):
             return self._compare(agent, min(samples, self.world.held), progress)
         evaluation = self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
@@ -108,9 +111,9 @@ class Imitation:
             return {}
         cut = self._kept_back(progress)[0]
         rows, names = [], []
+        back = {name: part[0] for name, part in agent.codec.decode(agent.codec.encode(as_batch(cut))).items()}
         for name in cameras:
-            back = agent.codec.decode_part(name, agent.codec.encode_part(name, torch.as_tensor(cut[name])[None]))[0]
-            rows += [cut[name], to_bytes(back)]
+            rows += [cut[name], to_bytes(back[name])]
             names += [name, "encoded"]
         contact_sheet(np.stack(rows), folder / "codec.png", names=names, every=max(1, len(rows[0]) // 12))
         return {"codec.png": "What the cameras saw in a demonstration, and below each what is left of it in a token."}
@@ -125,7 +128,7 @@ class Imitation:
     def imagined(self, model: DiffusionForcing, samples: int, seed: int, progress: Progress) -> Moments:
         """Parts (n, t, *shape): the first look is real, all that follows is imagined, t moments as in the demonstrations."""
         cuts = self._kept_back(progress)[:samples]
-        agent = ImitationAgent(model, self.acting, seed)
+        agent = agent_for(model, self.acting, seed)
         agent.reset(len(cuts))
         t = max(len(cut[ACTIONS]) for cut in cuts)
         first = {name: np.stack([cut[name][0] for cut in cuts]) for name in agent.seen}
@@ -214,6 +217,10 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         ]
 
     train, valid = cut(range(last), task.offsets), cut(range(last, len(demonstrations)), 1)
+    if task.joint:
+        planes = Planes.fit([as_tensors(one) for one in train])
+        whole, held = ([planes.encode(as_batch(one))[0] for one in cuts] for cuts in (train, valid))
+        return TaskData(Windows(whole, task.moments, crop=0.0), Windows(held, task.moments, crop=0.0), planes)
     keep = dict.fromkeys(demonstrations.images, task.components)
     eyes = {
         name: prepare_eye(
@@ -228,7 +235,7 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
     def windows(cuts: list[Moments]) -> Windows:
         tokens, kinds = [], []
         for done, one in enumerate(cuts):
-            moments = {name: part[None] for name, part in as_tensors(one).items()}
+            moments = as_batch(one)
             encoded = codec.encode(moments)[0, 1:]
             # What is seen at a moment, and the actions after it, are told what was done last.
             last = torch.cat([codec.start[None], moments[ACTIONS][0, 1:, -1]])
@@ -247,6 +254,11 @@ def _said_of(progress: Progress, name: str) -> Progress:
 
 def as_tensors(moments: Moments) -> dict[str, Tensor]:
     return {name: torch.as_tensor(part) for name, part in moments.items()}
+
+
+def as_batch(moments: Moments) -> dict[str, Tensor]:
+    """Moments (t, *shape) as a batch of one, (1, t, *shape)."""
+    return {name: part[None] for name, part in as_tensors(moments).items()}
 
 
 def _sheets(found: Moments, folder: Path) -> list[Path]:
