@@ -7,7 +7,7 @@ Train with each token at its own random level; then one model and a schedule mat
 
 from .backbones import RNN, Backbone, Transformer
 from .guidance import blend, classifier_free, guide, history
-from .levels import Levels, continued, independent, mixture, shared, staircase, teacher_forced
+from .levels import Levels, continued, independent, mixture, remembered, shared, staircase, teacher_forced
 from .likelihood import elbo
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
 from .model import Denoiser, DiffusionForcing
@@ -47,6 +47,7 @@ __all__ = [
     "mixture",
     "pin",
     "pyramid",
+    "remembered",
     "rollout",
     "sample",
     "shared",

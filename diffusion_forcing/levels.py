@@ -5,6 +5,7 @@ shared          one level a sequence: full-sequence diffusion
 teacher_forced  each token its own level, but seen by later tokens as clean: next-token diffusion
 staircase       levels that rise along the sequence, the rows a pyramid will visit
 continued       a past with little noise or none, then tokens each at its own level: what a roll-out meets
+remembered      each token its own level, and another at which later ones see it, mostly none: what sampling token by token meets
 extended        a clean past, then one level for all the rest: what a roll-out of full-sequence diffusion meets
 
 A draw is a function `(shape, levels, generator) -> Levels`. Names join with a plus, `"independent+staircase"`: each sequence
@@ -72,6 +73,19 @@ def continued(shape: tuple[int, int], levels: int, generator: Generator | None =
     return Levels(torch.where(torch.arange(t) < end, low, k))
 
 
+def remembered(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    """Each token uniform in {0..K}, given a past that is clean in half of the sequences; in the others some tokens of it are doubted, each
+    at a level of its own, from none of them to all.
+
+    Every token of a sequence then learns what sampling asks of it: to be denoised after a past that is known, but for what is doubted.
+    """
+    b, t = shape
+    k = independent(shape, levels, generator).k
+    share = torch.rand(b, 1, generator=generator) * torch.randint(0, 2, (b, 1), generator=generator)
+    doubted = torch.rand(b, t, generator=generator) < share
+    return Levels(k, torch.where(doubted, independent(shape, levels, generator).k, 0))
+
+
 def extended(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
     """A clean past that ends anywhere, then one level for all the rest, uniform in {0..K}."""
     k = shared(shape, levels, generator).k
@@ -89,6 +103,7 @@ DRAWS: dict[str, Draw] = {
     "teacher_forced": teacher_forced,
     "staircase": staircase,
     "continued": continued,
+    "remembered": remembered,
     "extended": extended,
 }
 

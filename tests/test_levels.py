@@ -5,7 +5,7 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
-from diffusion_forcing.levels import DRAWS, by_name, continued, extended
+from diffusion_forcing.levels import DRAWS, by_name, continued, extended, remembered
 
 K = 10
 MANY = (20_000, 5)
@@ -161,6 +161,18 @@ def test_a_mixture_with_teacher_forcing_says_how_each_past_is_seen():
     clean, own = (past == 0).all(1), (past == k).all(1)
     assert (clean | own).all()
     assert abs(clean.float().mean() - 0.5) < 0.03
+
+
+def test_a_remembered_past_is_clean_but_for_what_is_doubted():
+    levels = 1000
+    k, past = remembered((20_000, 6), levels, seeded(0))
+    assert_uniform(k, levels)
+    assert abs(correlation(k, past)) < 0.02
+    clean = (past == 0).all(1).float().mean().item()
+    assert clean == pytest.approx(0.5 + 0.5 / 7, abs=0.02)  # half, and where a share drawn from 0 to 1 doubts none of six: one in seven
+    assert (past > 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert past[past > 0].float().mean().item() == pytest.approx(levels / 2, rel=0.02)
+    assert ((past > 0).all(1).float().mean().item()) == pytest.approx(0.5 / 7, abs=0.02)
 
 
 def test_an_extended_sequence_has_a_clean_past_and_then_one_level():

@@ -12,7 +12,7 @@ from ..tasks.pushing import Pushing
 from ..tasks.swapping import Swapping
 
 TRAIN = TrainConfig(
-    steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", warmup=100,
+    steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="remembered", warmup=100,
     validate_every=500,
 )  # fmt: skip
 
