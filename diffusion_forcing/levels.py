@@ -73,17 +73,19 @@ def continued(shape: tuple[int, int], levels: int, generator: Generator | None =
     return Levels(torch.where(torch.arange(t) < end, low, k))
 
 
-def remembered(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
-    """Each token uniform in {0..K}, given a past that is clean in half of the sequences; in the others some tokens of it are doubted, each
-    at a level of its own, from none of them to all.
+def remembered(shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4) -> Levels:
+    """Each token uniform in {0..K}, given a past that in a third of the sequences is clean, in a third has a little noise, up to `most` K,
+    each token its own, and in a third is clean but for tokens that are doubted, from none to all, each at any level.
 
     Every token of a sequence then learns what sampling asks of it: to be denoised after a past that is known, but for what is doubted.
     """
-    b, t = shape
-    k = independent(shape, levels, generator).k
-    share = torch.rand(b, 1, generator=generator) * torch.randint(0, 2, (b, 1), generator=generator)
-    doubted = torch.rand(b, t, generator=generator) < share
-    return Levels(k, torch.where(doubted, independent(shape, levels, generator).k, 0))
+    b = shape[0]
+    kind = torch.randint(0, 3, (b, 1), generator=generator)
+    low = (torch.rand(shape, generator=generator) * most * levels * torch.rand(b, 1, generator=generator)).round().long()
+    doubted = torch.rand(shape, generator=generator) < torch.rand(b, 1, generator=generator)
+    doubt = torch.where(doubted, independent(shape, levels, generator).k, 0)
+    past = torch.where(kind == 1, low, torch.where(kind == 2, doubt, 0))
+    return Levels(independent(shape, levels, generator).k, past)
 
 
 def extended(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
