@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import tyro
 from rich.console import Console
@@ -35,7 +36,10 @@ from diffusion_forcing import (
     start,
     stream,
 )
+from diffusion_forcing.data.parts import Parts
+from diffusion_forcing.imitation import ActOptions, ImitationAgent
 from diffusion_forcing.optim import build
+from diffusion_forcing.recipes.imitation import IMITATION
 from diffusion_forcing.recipes.video import VIDEO
 
 WIDTH = 16
@@ -43,7 +47,7 @@ WIDTH = 16
 
 @dataclass(frozen=True)
 class Options:
-    """Measure training, sampling, wavefront, KV cache, roll-outs and video."""
+    """Measure training, sampling, wavefront, KV cache, roll-outs, video and imitation."""
 
     repeats: int = 5
     """Each timing is the best of so many."""
@@ -206,21 +210,50 @@ def rollouts(options: Options) -> list[dict]:
 
 
 def video(options: Options) -> list[dict]:
-    """Frames a second of the recipe `labyrinth` (64 px, four frames a token, 20 steps), and what 2,000 of them cost in memory."""
+    """Frames a second of the recipe `labyrinth` (64 px, four frames a token), and what 2,000 of them cost in memory.
+
+    `ready`: how much sooner a token is denoised if its past is worked out once, not at each step.
+    """
     rows = []
-    for batch in (1, 8):
+    for batch, steps, tokens in ((1, 20, 500), (1, 10, 60), (8, 20, 60), (8, 10, 60)):
         backbone = VIDEO["labyrinth"]().model.backbone.build((64, 8, 8), 8, 1000)
         model = model_of(backbone).eval()
-        matrix = full_sequence(1, model.schedule.ladder(20))
-        cond = torch.zeros(batch, 500, 8)
+        matrix = full_sequence(1, model.schedule.ladder(steps))
+        cond = torch.zeros(batch, tokens, 8)
         times, peaks = [time.perf_counter()], []
-        for _ in stream(model, matrix, 500 if batch == 1 else 60, None, cond, stabilization=20):
+        for _ in stream(model, matrix, tokens, None, cond, stabilization=20):
             times.append(time.perf_counter())
             peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # MB
         spent = torch.tensor([after - before for before, after in itertools.pairwise(times)])
         early, late = spent[5:25].median(), spent[-20:].median()
-        rows.append({"what": f"labyrinth, batch {batch}", "frames_per_second": 4 * batch / float(spent.median()),
-                     "late_over_early": float(late / early), "megabytes_grown": peaks[-1] - peaks[20]})  # fmt: skip
+        rows.append({"what": f"labyrinth, batch {batch}, {steps} steps", "frames_per_second": 4 * batch / float(spent.median()),
+                     "late_over_early": float(late / early), "megabytes_grown": peaks[-1] - peaks[20],
+                     "plain_over_ready": _plain_over_ready(model, batch, options.repeats)})  # fmt: skip
+    return rows
+
+
+@torch.no_grad()
+def _plain_over_ready(model: DiffusionForcing, batch: int, repeats: int) -> float:
+    x, k, cond = torch.randn(batch, 1, 64, 8, 8), torch.full((batch, 1), 500), torch.zeros(batch, 1, 8)
+    state = model.absorb(x.expand(-1, 10, -1, -1, -1), cond.expand(-1, 10, -1))
+    ready = model.backbone.ready(x, state)  # type: ignore[operator, union-attr]
+    plain, sooner = (best(lambda s=s: [model.predict(x, k, cond, s) for _ in range(5)], repeats) for s in (state, ready))
+    return plain / sooner
+
+
+def imitation(options: Options) -> list[dict]:
+    """Milliseconds in which the recipe `swap` decides on a chunk of 15 actions, for one robot and for ten."""
+    shapes = {"actions": (15, 7), "state": (64,)}
+    codec = Parts(shapes, {"actions": 48, "state": 64})
+    model = IMITATION["swap"]().model.build((64,), codec.told, codec)
+    for p in model.backbone.parameters():
+        nn.init.normal_(p, std=0.02)
+    rows = []
+    for robots, steps in itertools.product((1, 10), (5, 10, 20)):
+        agent = ImitationAgent(model, ActOptions(steps=steps))
+        agent.reset(robots)
+        seconds = best(lambda a=agent, n=robots: a.act({"state": np.zeros((n, 64), np.float32)}), 2 * options.repeats)
+        rows.append({"what": f"swap, {robots} robots, {steps} steps", "milliseconds_a_chunk": 1e3 * seconds})
     return rows
 
 
@@ -232,7 +265,7 @@ def main() -> None:
     console = Console()
     console.print(f"matrix products reach {peak() / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads, torch {torch.__version__}")
     found: dict[str, list[dict]] = {}
-    for section in (training, sampling, wavefront, cache, rollouts, video):
+    for section in (training, sampling, wavefront, cache, rollouts, video, imitation):
         if options.only not in section.__name__:
             continue
         found[section.__name__] = rows = section(options)
