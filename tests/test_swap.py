@@ -562,13 +562,13 @@ def test_demonstrations_are_made_once_and_the_same(tmp_path, monkeypatch):
     assert data.prepare_swap(3, px=16, seed=2, body="twin").read_bytes() != file.read_bytes()
     made = data.load_swap(file)
     assert isinstance(made, demonstrations.Demonstrations)
-    assert (made.every, made.fps) == (15, 20)
+    assert (made.every, made.fps) == (5, 20)
     for i in range(3):
         assert made.actions[i].shape == (600, 7)
-        assert made.states[i].shape == (41, 7)
+        assert made.states[i].shape == (121, 7)
         assert made.actions[i].dtype == made.states[i].dtype == np.float32
         for camera in CAMERAS:
-            assert made.images[camera][i].shape == (41, 16, 16, 3)
+            assert made.images[camera][i].shape == (121, 16, 16, 3)
             assert made.images[camera][i].dtype == np.uint8
     np.testing.assert_allclose(made.states[0][0], HOME, atol=0.002)
 
@@ -581,7 +581,7 @@ def test_a_simulated_demonstration_replays(tmp_path, monkeypatch, seen):
         for camera in CAMERAS:
             np.testing.assert_array_equal(made.images[camera][0][j], observation[camera])
         np.testing.assert_array_equal(made.states[0][j], observation["pose"])
-        observation = seen.step_many(made.actions[0][j * EVERY : (j + 1) * EVERY])[0]
+        observation = seen.step_many(made.actions[0][j * data.SEEN : (j + 1) * data.SEEN])[0]
 
 
 def test_bad_files_name_the_rule(tmp_path):

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from .demonstrations import Demonstrations
 
 Told = Callable[[str, int, int], None]
-VERSION = 1
+VERSION = 2
 """Of the world and of its expert; to be raised when demonstrations change."""
+SEEN = 5
+"""Actions from one frame to the next. An agent looks every 15: a demonstration is three, each beginning a little later."""
 APART = 1_000_000
 
 
 def prepare_swap(
     number: int = 150, px: int = 64, seed: int = 0, progress: Told | None = None, body: Literal["mujoco", "twin"] = "mujoco"
 ) -> Path:
-    """The cache file of `number` successful demonstrations, made if it is not there. About 2 s each on one core.
+    """The cache file of `number` successful demonstrations, made if it is not there. About 3 s each on one core.
 
     A killed making leaves no file of that name. body: twin is for tests.
     """
@@ -54,8 +56,8 @@ def prepare_swap(
 
 
 def load_swap(path: Path) -> Demonstrations:
-    """Demonstrations of a file that `prepare_swap` made: 600 actions each, 41 frames of two cameras and the hand's pose as the state."""
-    from ..envs.swap import CAMERAS, CONTROL_DT, EVERY
+    """Demonstrations of a file that `prepare_swap` made: 600 actions each, 121 frames of two cameras and the hand's pose as the state."""
+    from ..envs.swap import CAMERAS, CONTROL_DT
     from .demonstrations import Demonstrations
 
     path = Path(path)
@@ -67,11 +69,11 @@ def load_swap(path: Path) -> Demonstrations:
             images = {name: list(arrays[name]) for name in CAMERAS}
     except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged or not a cache of ours ({error}); delete it and it is made again") from error
-    return Demonstrations(actions=actions, states=states, images=images, every=EVERY, fps=1 / CONTROL_DT)
+    return Demonstrations(actions=actions, states=states, images=images, every=SEEN, fps=1 / CONTROL_DT)
 
 
 def _make(number: int, px: int, seed: int, progress: Told | None, body: Literal["mujoco", "twin"]) -> dict[str, Any]:
-    """Arrays of the file: actions (n, 600, 7), poses (n, 41, 7), front and hand (n, 41, px, px, 3), and how each went, (n,)."""
+    """Arrays of the file: actions (n, 600, 7), poses (n, 121, 7), front and hand (n, 121, px, px, 3), and how each went, (n,)."""
     from ..envs.swap import CAMERAS, SwapEnv
     from ..envs.swap_expert import demonstrate
 
@@ -79,7 +81,7 @@ def _make(number: int, px: int, seed: int, progress: Told | None, body: Literal[
     try:
         episodes, seeds = [], []
         for tried in range(10 * number):
-            episode = demonstrate(env, APART * (seed + 1) + tried)
+            episode = demonstrate(env, APART * (seed + 1) + tried, every=SEEN)
             if episode.success:
                 episodes.append(episode)
                 seeds.append(APART * (seed + 1) + tried)

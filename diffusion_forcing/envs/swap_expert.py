@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 
 class Episode(NamedTuple):
-    """actions (600, 7); poses (41, 7) and images of each camera (41, px, px, 3) before actions 0, 15, .. and after the last."""
+    """actions (600, 7); poses (f, 7) and images of each camera (f, px, px, 3) before actions 0, every, .. and after the last."""
 
     actions: NDArray[np.float32]
     poses: NDArray[np.float32]
@@ -44,14 +44,14 @@ class Episode(NamedTuple):
     regrasps: int
 
 
-def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True, start: str | None = None) -> Episode:
-    """The expert's episode of a seed. look: take pictures; start: AB or BA, else the seed's."""
+def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True, start: str | None = None, every: int = EVERY) -> Episode:
+    """The expert's episode of a seed. look: take pictures; start: AB or BA, else the seed's; every: actions from frame to frame."""
     first, _ = env.reset(seed=seed, options={"look": look, **({} if start is None else {"start": start})})
     expert = Expert(env, seed, blind)
     actions, seen, info = [], [first], env.info()
     for time in range(1, env.steps + 1):
         actions.append(expert.act())
-        frame = time % EVERY == 0
+        frame = time % every == 0
         observation, _, _, _, info = env.step_many(actions[-1][None], look=look and frame)
         if frame:
             seen.append(observation)

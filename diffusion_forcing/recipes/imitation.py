@@ -19,16 +19,16 @@ TRAIN = TrainConfig(
 
 def swap() -> Experiment:
     """An arm swaps two fruits by way of a third plate, seen by two cameras: a GRU with memory, an hour on two cores."""
-    task = Imitation(Swapping(), chunk=15, components=64, eye_steps=1500, state=False, moments=41)
+    task = Imitation(Swapping(), chunk=15, components=64, eye_steps=1500, state=False, moments=41, offsets=3)
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
 def swap_paper() -> Experiment:
     """The swap with the paper's model, for a GPU: two cameras of 32 px and 15 actions as 21 channels, U-Net and convolutional GRU.
 
-    Demonstrations are seen where chunks begin, so that the authors' random start within the first chunk is left out.
+    The authors begin anywhere within the first chunk; demonstrations here are seen every fifth action, so there are three beginnings.
     """
-    task = Imitation(Swapping(px=32), chunk=15, state=False, joint=True, moments=40, acting=ActOptions(steps=25))
+    task = Imitation(Swapping(px=32), chunk=15, state=False, joint=True, moments=40, offsets=3, acting=ActOptions(steps=25))
     model = ModelConfig(ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4)), parameterization="x0")
     return Experiment(task, model, TrainConfig(steps=50_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999, given=0.5))
 
