@@ -130,6 +130,15 @@ class Demonstrations:
         images = {name: [episodes[i] for i in numbers] for name, episodes in self.images.items()}
         return replace(self, actions=[self.actions[i] for i in numbers], states=[self.states[i] for i in numbers], images=images)
 
+    def joined(self, others: Demonstrations) -> Demonstrations:
+        """These episodes and then the others', which see and do things of the same kind."""
+        kinds = [(one.every, one.fps, one.action_width, one.state_width, one.cameras) for one in (self, others)]
+        if kinds[0] != kinds[1]:
+            raise ValueError("demonstrations that are joined agree in frames, rate, widths and cameras; got "
+                             f"{self.describe()}, and {others.describe()}")  # fmt: skip
+        images = {name: [*episodes, *others.images[name]] for name, episodes in self.images.items()}
+        return replace(self, actions=[*self.actions, *others.actions], states=[*self.states, *others.states], images=images)
+
     def describe(self) -> str:
         """A line: episodes, steps, widths and cameras."""
         lengths = sorted(map(len, self.actions))

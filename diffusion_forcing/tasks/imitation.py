@@ -75,6 +75,8 @@ class Imitation:
     """Moments a window of training has at most."""
     offsets: int = 1
     """Of demonstrations that look at each step: how many ways to cut one into chunks are trained on, each beginning later."""
+    mirror: bool = False
+    """Whether each demonstration is also trained on as seen in a mirror, in worlds that look the same there."""
     acting: ActOptions = field(default_factory=ActOptions)
     """How the agent acts."""
 
@@ -82,6 +84,8 @@ class Imitation:
         check_options(self, "chunk", "components", "moments", "offsets")
         if self.eye_steps < 0:
             raise ValueError(f"eye_steps counts steps, or is 0 for principal directions; got {self.eye_steps}")
+        if self.mirror and isinstance(self.world, Recorded):
+            raise ValueError("which numbers of recorded actions a mirror would turn round is not known; set mirror=False")
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The demonstrations, made if they are not in the cache. Returns their file or folder."""
@@ -209,24 +213,26 @@ def _data(task: Imitation) -> TaskData:
 
 
 def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: Progress) -> TaskData:
-    def cut(which: range, offsets: int) -> list[Moments]:
+    def cut(demonstrations: Demonstrations, offsets: int) -> list[Moments]:
         return [
             moments_of(demonstrations, i, task.chunk, offset, task.state)
-            for i in which
+            for i in range(len(demonstrations))
             for offset in range(max(1, min(offsets, len(demonstrations.states[i]) - 1)))
         ]
 
-    train, valid = cut(range(last), task.offsets), cut(range(last, len(demonstrations)), 1)
+    learned, kept_back = demonstrations.subset(slice(last)), demonstrations.subset(slice(last, None))
+    if task.mirror:
+        assert not isinstance(task.world, Recorded)
+        learned = learned.joined(task.world.mirrored(learned))
+    train, valid = cut(learned, task.offsets), cut(kept_back, 1)
     if task.joint:
         planes = Planes.fit([as_tensors(one) for one in train])
         whole, held = ([planes.encode(as_batch(one))[0] for one in cuts] for cuts in (train, valid))
         return TaskData(Windows(whole, task.moments, crop=0.0), Windows(held, task.moments, crop=0.0), planes)
-    keep = dict.fromkeys(demonstrations.images, task.components)
+    keep = dict.fromkeys(learned.images, task.components)
     eyes = {
-        name: prepare_eye(
-            np.concatenate(demonstrations.images[name][:last]), task.components, task.eye_steps, progress=_said_of(progress, name)
-        )
-        for name in demonstrations.images
+        name: prepare_eye(np.concatenate(learned.images[name]), task.components, task.eye_steps, progress=_said_of(progress, name))
+        for name in learned.images
         if task.eye_steps
     }
     codec = Parts.fit([as_tensors(one) for one in train], keep, task.whiten, eyes=eyes)

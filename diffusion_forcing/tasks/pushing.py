@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SEEDS = 100_000
 """The first of the published evaluation's seeds."""
 FILMED = 8
+SIDE = 512
+"""Of the table, in pixels. The outlined T stands in its middle, turned by an eighth: its axis is a diagonal."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Pushing:
     def seen(self, states: NDArray[Any]) -> NDArray[np.float32]:
         """(n, 6): disc and block, and the block's angle as cosine and sine, from states (n, 5)."""
         return np.concatenate([states[:, :4], np.cos(states[:, 4:]), np.sin(states[:, 4:])], axis=1, dtype=np.float32)
+
+    def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
+        """Demonstrations as this world has them, in a mirror along the axis of the outlined T: the task is the same there."""
+        turned = [SIDE - actions[:, ::-1] for actions in demonstrations.actions]
+        seen = [np.concatenate([SIDE - states[:, [1, 0, 3, 2]], states[:, [5, 4]]], axis=1) for states in demonstrations.states]
+        return dataclasses.replace(demonstrations, actions=turned, states=seen)
 
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """The published evaluation: episodes from its starts, and the best coverage of each over 0.95, 1 at most."""

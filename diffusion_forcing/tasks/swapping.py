@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ APART = 10_000
 """Seeds of episodes from one seed of an evaluation to the next; those of demonstrations begin at a million."""
 AT_ONCE = 10
 FILMED = 6
+MIRROR = (1, -1, 1, -1, 1, -1, 1)
+"""What a mirror between left and right makes of an action or a pose: y is turned round, and rotations about x and z."""
 Trial = Literal["clean", "distractors", "occluded", "dropped", "imagine", "blind"]
 DECEITS = ("distractors", "occluded", "dropped")
 
@@ -69,6 +72,16 @@ class Swapping:
         from ..data.swap import prepare_swap
 
         return prepare_swap(self.number, self.px, self.data_seed, progress, self.body)
+
+    def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
+        """With left and right exchanged: plates, cameras and arm are the same on both sides."""
+        turned = np.array(MIRROR, np.float32)
+        return dataclasses.replace(
+            demonstrations,
+            actions=[turned * actions for actions in demonstrations.actions],
+            states=[turned * states for states in demonstrations.states],
+            images={name: [pictures[:, :, ::-1] for pictures in episodes] for name, episodes in demonstrations.images.items()},
+        )
 
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Success over episodes, the same ones in each trial."""
