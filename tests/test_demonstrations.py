@@ -117,6 +117,16 @@ def test_a_subset_is_the_same_arrays_in_the_order_asked_for():
         data.subset([True, False, True, False])
 
 
+def test_what_is_joined_comes_one_after_the_other_and_must_be_of_a_kind():
+    data, more = made([6, 4], px=4), made([5], px=4, seed=1)
+    both = data.joined(more)
+    assert [len(actions) for actions in both.actions] == [6, 4, 5]
+    assert both.images["top"][2] is more.images["top"][0]
+    for other in (made([5], px=4, a=3), made([5]), made([6], every=2, px=4)):
+        with pytest.raises(ValueError, match="agree in frames, rate, widths and cameras"):
+            data.joined(other)
+
+
 # Push-T.
 
 

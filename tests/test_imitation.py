@@ -176,6 +176,11 @@ def test_each_offset_is_a_sequence_of_its_own():
     assert len(task.data().valid) == 1
 
 
+def test_no_mirror_for_demonstrations_of_ones_own():
+    with pytest.raises(ValueError, match="mirror=False"):
+        Imitation(Recorded(), mirror=True)
+
+
 def test_a_demonstration_shorter_than_a_chunk_is_one_chunk():
     draw = np.random.default_rng(0)
     short = [Demonstrations([draw.normal(size=(2, 1)) for _ in range(4)], [draw.normal(size=(1, 2)) for _ in range(4)], every=2, fps=10)]

@@ -14,6 +14,7 @@ pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
 from gym_pusht.envs.pusht import PushTEnv
 
 from diffusion_forcing.envs.pusht import AREA, STEPS, THRESHOLD, PushT, _coverage, replay
+from diffusion_forcing.tasks.pushing import Pushing
 
 GOAL = [256.0, 256.0, math.pi / 4]
 
@@ -209,6 +210,30 @@ def test_a_demonstration_replays_exactly():
     np.testing.assert_allclose(covered, coverage, atol=1e-3)
     with pytest.raises(ValueError, match="got 3 and 5"):
         replay(Demonstrations([np.zeros((2, 3))], [np.zeros((2, 5))], fps=10), 0)
+
+
+def test_pushing_in_a_mirror_is_pushing():
+    """What was done, seen in the mirror, does in the world what the mirror shows, and covers the outline as well."""
+    pusht, rng = PushT(1), np.random.default_rng(3)
+    states, actions = [pusht.begin([200.0, 150.0, 240.0, 280.0, 0.9])[0]], []
+    for _ in range(12):
+        actions.append(around(pusht, rng).clip(0, 512)[0])
+        states.append(pusht.step(actions[-1][None])[0][0])
+    assert np.abs(states[-1][2:4] - states[0][2:4]).sum() > 5
+    world = Pushing()
+    seen = Demonstrations([np.array(actions)], [world.seen(np.array(states[:-1]))], fps=10)
+    shown = world.mirrored(seen)
+    np.testing.assert_allclose(world.mirrored(shown).states[0], seen.states[0], atol=1e-3)
+    np.testing.assert_allclose(world.mirrored(shown).actions[0], seen.actions[0], atol=1e-3)
+
+    def replayed(one):
+        raw = [np.concatenate([one.states[0][:, :4], np.arctan2(one.states[0][:, 5:], one.states[0][:, 4:5])], axis=1)]
+        return replay(Demonstrations(one.actions, raw, fps=10), 0)
+
+    (there, covered), (here, wanted) = replayed(shown), replayed(seen)
+    turned = world.mirrored(Demonstrations(seen.actions, [world.seen(here)[:-1]], fps=10))
+    np.testing.assert_allclose(world.seen(there)[:-1], turned.states[0], atol=0.05)
+    np.testing.assert_allclose(covered, wanted, atol=1e-3)
 
 
 @pytest.mark.skipif("DFORCE_PUSHT" not in os.environ, reason="DFORCE_PUSHT does not point to the Push-T set")

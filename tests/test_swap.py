@@ -29,6 +29,7 @@ from diffusion_forcing.envs.swap import (
     rotation_matrix,
 )
 from diffusion_forcing.envs.swap_expert import GRASP, HOVER, NEAR, Expert, demonstrate
+from diffusion_forcing.tasks.swapping import MIRROR
 
 franka = pytest.importorskip("diffusion_forcing.envs.franka", reason="MuJoCo does not start here", exc_type=ImportError)
 DH = [  # the maker's table, modified convention: a, d, alpha of joints 1 to 7 and of the flange
@@ -456,6 +457,27 @@ def test_the_hand_sees_the_fruit_below_it(kind, seen):
         x, y, _ = env.body.fruits[fruit]
         stay(env, 25, (x, y, height, 0, 0, 0, MAX_OPENING))
         assert colours(env.body.look("hand"))[fruit].sum() > least
+
+
+@pytest.mark.parametrize("kind", ["mujoco", "twin"])
+def test_the_world_is_the_same_in_a_mirror(kind, seen):
+    """Mirrored places and goals lead to the mirrored pose and pictures, but for the light, which comes from one side."""
+    env = seen if kind == "mujoco" else SwapEnv(px=64, body="twin")
+    begin(env)
+
+    def shown(side):
+        env.body.reset([(0.46, side * 0.16), (0.41, side * -0.13)])
+        goal = np.array([0.47, 0.1, 0.2, -0.03, 0.02, 0.2, MAX_OPENING])
+        for share in np.linspace(0, 1, 30):
+            towards = np.array(HOME) + share * (goal - np.array(HOME))
+            env.body.move((towards * np.where(side < 0, MIRROR, 1)).tolist())
+        return np.array(env.body.hand), [env.body.look(camera).astype(int) for camera in CAMERAS]
+
+    (here, pictures), (there, mirrored) = shown(1), shown(-1)
+    np.testing.assert_allclose(there, here * MIRROR, atol=1e-4)
+    for one, other in zip(pictures, mirrored, strict=True):
+        assert np.abs(one - other[:, ::-1]).mean() < 4
+        assert np.abs(one - other).mean() > 6
 
 
 def test_pictures_are_the_same_for_a_seed_and_a_new_renderer(seen):

@@ -79,6 +79,20 @@ def test_demonstrations_are_moments_of_two_cameras(model):
     assert len(data.train) == 2
 
 
+def test_in_a_mirror_there_are_twice_as_many_demonstrations():
+    plain, mirrored = TASK.data(), changed(TASK, mirror=True).data()
+    assert len(mirrored.train) == 2 * len(plain.train)
+    assert len(mirrored.valid) == len(plain.valid)
+    shown = WORLD.demonstrations(15)
+    back = WORLD.mirrored(WORLD.mirrored(shown))
+    for i in range(len(shown)):
+        np.testing.assert_array_equal(back.actions[i], shown.actions[i])
+        np.testing.assert_array_equal(back.images["front"][i], shown.images["front"][i])
+    turned = WORLD.mirrored(shown)
+    np.testing.assert_array_equal(turned.actions[0][:, 1], -shown.actions[0][:, 1])
+    np.testing.assert_array_equal(turned.images["hand"][0][0, :, 0], shown.images["hand"][0][0, :, -1])
+
+
 def test_one_who_acts_as_the_expert_succeeds_and_the_film_says_so(model, tmp_path):
     world = changed(WORLD, trials=("clean",))
     evaluation = world.try_out(Knowing(model), tmp_path, samples=3, seed=0, progress=told)
