@@ -114,12 +114,12 @@ class ModelConfig:
     """Of min_snr and fused_snr: signal-to-noise ratios above this count the same."""
     snr_decay: float = 0.9
     """Of fused_snr: share of the past's signal that lasts from one frame to the next."""
-    frame_stack: int = 1
-    """Of fused_snr: frames in a token."""
+    frame_stack: int | None = None
+    """Of fused_snr: frames in a token; None: as many as the task stacks."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
     emphasis: float = 0.0
-    """By which power of its variance each number of a token counts in the loss; 0: all alike."""
+    """By which power of its variance each number of a token counts in the loss; 0: all alike. x0 then comes in units of its spread."""
 
     def build(
         self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None,
@@ -129,7 +129,11 @@ class ModelConfig:
 
         joints, smoother: for a model that sees everything.
         """
-        variance = getattr(codec, "variance", None) if self.parameterization == "v" else None
+        known = self.parameterization == "v" or (self.parameterization == "x0" and self.emphasis)
+        variance = getattr(codec, "variance", None) if known else None
+        if self.emphasis and variance is None and codec is not None:
+            raise ValueError("emphasis counts numbers by their variance, of which these tokens say nothing, or which predicting eps cannot "
+                             f"use; got {self.emphasis}, set --model.emphasis 0")  # fmt: skip
         if getattr(self.backbone, "causal", True):
             joints, smoother = None, None
         if variance is None:
@@ -150,7 +154,7 @@ class ModelConfig:
         weights: dict[str, Weight] = {
             "uniform": Uniform(),
             "min_snr": MinSNR(self.snr_clip),
-            "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack),
+            "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack or int(getattr(codec, "stack", 1))),
         }
         weight = weights[self.weight]
         return DiffusionForcing(

@@ -14,7 +14,7 @@ from .parameterization import Prediction, check_parameterization, target, to_pre
 from .pretrained import Pretrained
 from .schedule import NoiseSchedule, expand
 from .smoothing import Smoother
-from .weighting import WEIGHTS, Weight
+from .weighting import WEIGHTS, FusedSNR, Weight
 
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
 
@@ -25,8 +25,8 @@ class DiffusionForcing(Pretrained, nn.Module):
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. variance: of each number of a token,
-    (*event), where they differ widely: v-prediction then works in units in which each number has variance 1, although the noise is
-    the same for all. What the network outputs and reads stays of size 1 at every level. joints: laws that
+    (*event), where they differ widely: predicting v or x0 then works in units in which each number has variance 1, although the noise
+    is the same for all. What the network outputs and reads stays of size 1 at every level. joints: laws that
     tie each token to the next, which predictions are made to obey. smoother: linear guesses over the whole sequence, which the backbone
     reads as part of its condition. Both are for models that see everything. emphasis: by which power of its variance each number counts
     in the loss; 0: all alike.
@@ -47,8 +47,8 @@ class DiffusionForcing(Pretrained, nn.Module):
             raise ValueError(f"the backbone was built for K={levels} but the schedule has K={schedule.levels}; use the same levels")
         if clip is not None and not clip > 0:
             raise ValueError(f"clip bounds |x0| and must be positive; got {clip}")
-        if variance is not None and parameterization != "v":
-            raise ValueError(f"variance is for v-prediction; with parameterization={parameterization!r} leave it out")
+        if variance is not None and parameterization == "eps":
+            raise ValueError("variance is for predicting v or x0; with parameterization='eps' leave it out")
         if variance is not None and not (variance > 0).all():
             raise ValueError("variance must be positive for each number of a token; let the codec drop numbers that never vary")
         self.backbone = backbone
@@ -95,7 +95,11 @@ class DiffusionForcing(Pretrained, nn.Module):
         if self.emphasis and self.variance is not None:
             counts = self.variance**self.emphasis
             error = error * (counts / counts.mean())
-        return self.weight(self.schedule, k, self.parameterization) * error.flatten(2).mean(-1)
+        if isinstance(self.weight, FusedSNR):
+            weight = self.weight(self.schedule, k, self.parameterization, past)
+        else:
+            weight = self.weight(self.schedule, k, self.parameterization)
+        return weight * error.flatten(2).mean(-1)
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""

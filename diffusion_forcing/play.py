@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,19 @@ import tyro
 from numpy.typing import NDArray
 from torch import Generator
 
+from .data.clips import fit, read_actions
 from .data.pictures import floats, to_bytes
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
-from .sampling import sample, start
+from .sampling import Past, grow, preferred
 from .tasks.video import Folder, Video
 
 if TYPE_CHECKING:
     from .model import DiffusionForcing
 
 Frames = NDArray[np.uint8]
+BEGINNINGS = 64
+"""Places to begin at, of which a seed chooses one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class PlayOptions:
     keys: str = ""
     """What to do, one letter a token, such as wwwwddwww."""
     file: Path | None = None
-    """Actions, one row a frame, as .npy or .csv, instead of keys."""
+    """Actions, one row a frame, as .npy, .npz or .csv, instead of keys."""
+    image: Path | None = None
+    """A picture to begin at, instead of a real clip."""
     out: Path | None = None
     """The film: .mp4, .gif or .webp; play.mp4 in the run's folder if not given."""
     seed: int = 0
@@ -49,23 +55,25 @@ class PlayOptions:
 
 
 class Player:
-    """A model that is led token by token. It begins where a real clip left off, and keeps its state."""
+    """A model that is led token by token. It begins where a real clip left off, or with one frame (px, px, 3), and keeps its state."""
 
-    def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0) -> None:
+    def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0, image: Frames | None = None) -> None:
         self.task, self.model = task, model
         self.generator = Generator().manual_seed(seed)
-        context = max(1, task.sampling.context) * task.stack
-        frames, actions = task.judged_by(seed + 1, context)
+        clips, actions = task.judged_by(BEGINNINGS, max(1, task.sampling.context) * task.stack)
         self.width = actions.shape[-1]
-        self.first: Frames = frames[min(seed, len(frames) - 1)]
+        frames, acted = clips[seed % len(clips)], actions[seed % len(clips)]
+        if image is not None:  # which then stands still for a token, as if nothing had been done
+            frames, acted = np.repeat(image[None], task.stack, axis=0), np.zeros_like(acted[: task.stack])
+        self.first: Frames = frames
         tokens = model.codec.encode(floats(self.first[None]))  # type: ignore[union-attr, operator]
-        self.state = model.absorb(tokens, self._cond(actions[min(seed, len(frames) - 1)]))
+        self.past = Past(model, None)
+        self.past.add(tokens, self._cond(acted), 0)
         self.event = tuple(tokens.shape[2:])
 
     def _cond(self, actions: NDArray[np.float32]) -> torch.Tensor:
         return self.task.conditions(actions)[None]
 
-    @torch.no_grad()
     def step(self, actions: NDArray[np.float32]) -> Frames:
         """Frames (stack, px, px, 3) that follow actions (stack, a)."""
         if actions.shape != (self.task.stack, self.width):
@@ -75,10 +83,8 @@ class Player:
         model, sampling = self.model, self.task.sampling
         cond = self._cond(actions.astype(np.float32))
         matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
-        x = start(model.schedule, matrix, (1, *self.event), generator=self.generator)
-        x = sample(model.denoiser(cond, self.state), model.schedule, x, matrix, eta=sampling.eta, generator=self.generator)
-        noise = torch.randn(x.shape, generator=self.generator)
-        self.state = model.absorb(x, cond, self.state, level=sampling.stabilization, noise=noise)
+        how = preferred(model)
+        x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, eta=sampling.eta, generator=self.generator)
         return to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
 
 
@@ -104,37 +110,60 @@ def play(options: PlayOptions, task: Any, model: DiffusionForcing, folder: Path)
 
     if not isinstance(task, Video):
         raise ValueError(f"only video models can be played; this one is of {type(task).__name__}")
-    player = Player(task, model, options.seed)
+    image = None if options.image is None else read_picture(options.image, task.world.px)
+    player = Player(task, model, options.seed, image)
     known = keys_of(task, player.width)
     film = options.out or folder / "play.mp4"
+    # What is to be done is read, and found possible, before the first frame is made.
+    chunks = list(_from_file(options.file, task.stack, player.width) if options.file is not None
+                  else actions_of(options.keys, known, task.stack))  # fmt: skip
     with Film(film, fps=15, scale=4) as out:
         out.add(player.first)
-        if options.file is not None:
-            for chunk in _from_file(options.file, task.stack):
-                out.add(player.step(chunk))
-        elif options.keys:
-            for chunk in actions_of(options.keys, known, task.stack):
-                out.add(player.step(chunk))
-        elif not _window(player, known, out):
+        for chunk in chunks:
+            out.add(player.step(chunk))
+        if not chunks and not _window(player, known, out):
             _terminal(player, known, out)
     return film
 
 
-def _from_file(file: Path, stack: int) -> Iterator[NDArray[np.float32]]:
+def read_picture(file: Path, px: int) -> Frames:
+    """A picture (px, px, 3), cut to its square centre."""
+    from PIL import Image
+
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no picture {file}; check the path")
+    try:
+        with Image.open(file) as picture:
+            return fit(np.asarray(picture.convert("RGB")), px)
+    except OSError as error:
+        raise ValueError(f"{file} is no picture, or damaged; a .png or .jpg is one") from error
+
+
+def _from_file(file: Path, stack: int, width: int) -> Iterator[NDArray[np.float32]]:
+    """Actions (stack, a) of each token of a file; rows at its end that fill no token are told of."""
     if not file.exists():
         raise FileNotFoundError(f"there are no actions in {file}")
-    rows = np.load(file) if file.suffix == ".npy" else np.loadtxt(file, delimiter=",", ndmin=2)
+    rows = read_actions(file, width)
+    if len(rows) < stack:
+        raise ValueError(f"a token takes {stack} actions, one row a frame; {file} has {len(rows)}")
+    if len(rows) % stack:
+        warnings.warn(f"the last {len(rows) % stack} of {len(rows)} actions fill no token of {stack}, and are left out", stacklevel=2)
     for first in range(0, len(rows) // stack * stack, stack):
-        yield rows[first : first + stack].astype(np.float32)
+        yield rows[first : first + stack]
 
 
 def _terminal(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> None:
-    """Keys a line at a time, until an empty one or the end of the input."""
+    """Keys a line at a time, until an empty one or the end of the input. A line with a key that is none does nothing."""
     print(f"keys {' '.join(known)}, a line at a time; an empty line ends", file=sys.stderr)
     for line in sys.stdin:
         if not line.strip():
             return
-        for chunk in actions_of(line.strip(), known, player.task.stack):
+        try:
+            chunks = list(actions_of(line.strip(), known, player.task.stack))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            continue
+        for chunk in chunks:
             out.add(player.step(chunk))
 
 
@@ -160,6 +189,9 @@ def _window(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> bo
                     figure.canvas.draw()
                     figure.canvas.flush_events()
 
+    manager = figure.canvas.manager
+    if manager is not None and manager.key_press_handler_id is not None:  # matplotlib's own keys: q would close the window, s save it
+        figure.canvas.mpl_disconnect(manager.key_press_handler_id)
     figure.canvas.mpl_connect("key_press_event", pressed)
     plt.show()
     return True

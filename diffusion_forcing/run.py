@@ -105,8 +105,8 @@ def load_shipped(name: str, runs: Path = Path("runs")) -> tuple[Experiment, Diff
 def save_evaluation(folder: Path, evaluation: Evaluation, **facts: Any) -> dict[str, Any]:
     """Write eval.json and return what it says."""
     data = {**asdict(evaluation), **facts}
-    # JSON has no NaN: what could not be measured is null.
-    data["metrics"] = {name: None if math.isnan(value) else value for name, value in evaluation.metrics.items()}
+    # JSON has no NaN and no infinity: what could not be measured is null.
+    data["metrics"] = {name: value if math.isfinite(value) else None for name, value in evaluation.metrics.items()}
     write_atomically(folder / EVALUATION, lambda path: Path(path).write_text(json.dumps(data, indent=2) + "\n"))
     return data
 

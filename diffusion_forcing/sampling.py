@@ -134,10 +134,9 @@ def stream(
     horizon = matrix.shape[1]
     commit = horizon if commit is None else commit
     _check_rollout(model, length, context, cond, stabilization, memory, commit, horizon)
-    how = how or getattr(model.backbone, "stabilization", "noise")
+    how = how or preferred(model)
     if how not in get_args(How):
         raise ValueError(f"how is one of {', '.join(map(repr, get_args(How)))}; got {how!r}")
-    lift = stabilization if how == "path" else 0
     given = 0 if context is None else context.shape[1]
     b = batch or next((len(told) for told in (context, cond) if told is not None), 1)
     event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
@@ -151,20 +150,35 @@ def stream(
         width = min(horizon, length - done)
         window = matrix[:, :width]
         here = None if cond is None else cond[:, given + done : given + done + width]
-        denoise: Denoise = model.denoiser(here, past.state)
-        if wrap is not None:
-            denoise = wrap(denoise)
-        with torch.no_grad():
-            x = start(model.schedule, window, (b, *event), generator=generator)
-            x, seen, level = _run(denoise, model.schedule, x, window, eta, hold, generator, lift=lift)
-            if stabilization and how != "path":
-                level = torch.full_like(level, stabilization)
-                if how == "noise":
-                    seen = model.schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
-            keep = min(commit, width)
-            past.add(seen[:, :keep], None if here is None else here[:, :keep], level[:keep])
-        yield x[:, :keep]
+        keep = min(commit, width)
+        yield grow(past, window, here, (b, *event), keep, stabilization, how, wrap, eta, hold, generator)
         done += keep
+
+
+def preferred(model: DiffusionForcing) -> How:
+    """How a model's generated tokens are best stabilized: what its backbone says, else by noise."""
+    how: How = getattr(model.backbone, "stabilization", "noise")
+    return how
+
+
+@torch.no_grad()
+def grow(
+    past: Past, matrix: Tensor, cond: Tensor | None, shape: tuple[int, ...], keep: int, stabilization: int = 0, how: How = "noise",
+    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """Sample a window after a past, add its first `keep` tokens to the past, and return these. shape: (b, *event); rest as in `stream`."""
+    model = past.model
+    denoise: Denoise = model.denoiser(cond, past.state)
+    if wrap is not None:
+        denoise = wrap(denoise)
+    x = start(model.schedule, matrix, shape, generator=generator)
+    x, seen, level = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
+    if stabilization and how != "path":
+        level = torch.full_like(level, stabilization)
+        if how == "noise":
+            seen = model.schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
+    past.add(seen[:, :keep], None if cond is None else cond[:, :keep], level[:keep])
+    return x[:, :keep]
 
 
 class Past:

@@ -192,7 +192,8 @@ def curves(
     generator: np.random.Generator | None = None,
     progress: Told | None = None,
 ) -> dict[str, Curve]:
-    """Scores of generated clips (n, t, h, w, 3) in windows that begin `every` frames (each `window` frames if not given), by name.
+    """Scores of generated clips (n, t, h, w, 3) in windows that begin `every` frames (each `window` frames if not given) and in the
+    last one, by name.
 
     video-FD, frame-FD, blow-up (a share), motion (a ratio), mean and std (drift, in grey levels), lpips (between neighbours). Real clips
     (m, t', h, w, 3) may be shorter; all their windows count alike, whatever their time. Half of the clips (every second one) is what
@@ -219,7 +220,8 @@ def curves(
     ruler, floors = _floors(seen, len(a), components, seeds)
     del seen
 
-    start = np.arange(0, a.shape[1] - window + 1, stride)
+    last = a.shape[1] - window
+    start = np.unique(np.append(np.arange(0, last + 1, stride), last))
     marks: list[list[Marks]] = []
     for i, clip in enumerate(a):
         marks.append([ruler.mark(seen) for seen in _windows(_see(clip, perception), start, window)])

@@ -55,7 +55,8 @@ class FusedSNR:
     """The paper's fused SNR: what the noisy past gives away counts as well.
 
     S_t = min(snr_t, clip) / clip; running mean Sbar_t = g Sbar_{t-1} + (1-g) S_t, starting from Sbar = 0 before the first
-    token (no past, no signal); weight S'_t = 1 - (1 - S_t)(1 - Sbar_{t-1}), with no further factor.
+    token (no past, no signal); weight S'_t = 1 - (1 - S_t)(1 - Sbar_{t-1}), with no further factor. Where later tokens see a token at
+    another level than its own, that one is what the running mean is of.
     decay is per frame: a token of `frame_stack` frames lets g = decay ** frame_stack of the signal through.
     """
 
@@ -67,14 +68,16 @@ class FusedSNR:
         if not 0 < self.decay < 1:
             raise ValueError(f"decay must lie strictly between 0 and 1; got {self.decay}")
 
-    def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization) -> Tensor:
+    def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization, seen: Tensor | None = None) -> Tensor:
+        """seen: (b, t), the level at which later tokens see each; None: at k."""
         signal = MinSNR(self.clip).signal(schedule, k)
+        left = signal if seen is None else MinSNR(self.clip).signal(schedule, seen)
         decay = self.decay**self.frame_stack
         past = torch.zeros_like(signal[:, 0])
         fused = []
-        for now in signal.unbind(1):
+        for now, later in zip(signal.unbind(1), left.unbind(1), strict=True):
             fused.append(1 - (1 - now) * (1 - past))
-            past = decay * past + (1 - decay) * now
+            past = decay * past + (1 - decay) * later
         return from_x0_weight(torch.stack(fused, dim=1), schedule.snr(k), parameterization)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diffusion_forcing.data import clips as module
-from diffusion_forcing.data.clips import Unreadable, fit, prepare_clips, prepare_world, read_clip, read_clips
+from diffusion_forcing.data.clips import Unreadable, fit, prepare_clips, prepare_world, read_actions, read_clip, read_clips
 from diffusion_forcing.envs.world import Clip
 from diffusion_forcing.film import Film
 
@@ -181,7 +181,7 @@ def test_actions_stand_beside_their_film_in_each_form(folder):
 def test_actions_that_do_not_fit_are_named_with_both_counts(folder):
     write(folder / "a.webp", smooth(3))
     np.save(folder / "a.npy", np.zeros((4, 2)))
-    with pytest.raises(ValueError, match=r"a\.npy has 4 actions and a\.webp has 3 frames"):
+    with pytest.raises(ValueError, match=r"a\.webp was left out: it has 3 frames and 4 actions in a\.npy"):
         read_clips(folder)
     np.save(folder / "a.npy", np.array([[0.0], [np.nan], [1]]))
     with pytest.raises(ValueError, match=r"a\.npy is not finite at frame 1"):
@@ -194,12 +194,36 @@ def test_actions_that_do_not_fit_are_named_with_both_counts(folder):
         read_clips(folder)
     (folder / "a.npy").unlink()
     (folder / "a.csv").write_text("1,2\n2\n3,4\n")
-    with pytest.raises(ValueError, match=r"a\.csv cannot be read \(row 2 has 1 cells"):
+    with pytest.raises(ValueError, match=r"a\.csv that cannot be read \(row 2 has 1 cells"):
         read_clips(folder)
     (folder / "a.csv").write_text("1\n2\n3\n")
     write(folder / "b.webp", smooth(3))
-    with pytest.raises(ValueError, match=r"a\.webp has 1 and b\.webp has 0; give every clip its actions, or none"):
+    with pytest.raises(ValueError, match=r"b\.webp has no actions, those before it have some; give every clip its actions, or none"):
         prepare_clips(folder)
+
+
+def test_bad_actions_leave_out_their_clip_alone(folder):
+    for name in "abc":
+        write(folder / f"{name}.webp", smooth(3))
+        np.save(folder / f"{name}.npy", np.zeros((3, 2)))
+    np.save(folder / "b.npy", np.zeros((4, 2)))
+    np.savez(folder / "d.npz", video=smooth(3), actions=np.full((3, 2), np.nan))
+    made = prepare_clips(folder)
+    assert made.names == ("a.webp", "c.webp")
+    assert [note.split()[0] for note in made.notes] == ["b.webp", "d.npz"]
+
+
+def test_actions_are_read_from_a_file_of_their_own(folder):
+    np.save(folder / "kinds.npy", np.array([0, 2, 1]))
+    (folder / "kinds.csv").write_text("action\n0\n2\n1\n")
+    for name in ("kinds.npy", "kinds.csv"):
+        np.testing.assert_array_equal(read_actions(folder / name, 3), np.eye(3)[[0, 2, 1]])
+    np.savez(folder / "rows.npz", actions=np.ones((2, 3)))
+    np.testing.assert_array_equal(read_actions(folder / "rows.npz", 3), np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"an action is 2 numbers here; .* has 3 in a row"):
+        read_actions(folder / "rows.npz", 2)
+    with pytest.raises(ValueError, match=r"in a \.npy, \.npz or \.csv; got a\.txt"):
+        read_actions(folder / "a.txt", 2)
 
 
 # What cannot be read.

@@ -197,8 +197,11 @@ def test_clips_that_never_vary_are_refused():
 
 def test_frames_of_another_size_are_refused():
     codec = Patches.fit(clips(), 2, 4, 6)
+    for height in (6, 16):
+        with pytest.raises(ValueError, match=rf"tell of frames of \d+ x \d+ px; got {height} x \d+, resize them"):
+            codec.encode(clips(height=height))
     with pytest.raises(ValueError, match="their height must be a multiple of: 4 must divide 6"):
-        codec.encode(clips(height=6))
+        Patches.fit(clips(height=6), 2, 4, 6)
 
 
 # Saved with a model.

@@ -2,15 +2,17 @@
 
 import io
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from oracles import randomised
+from torch import Generator
 
-from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
+from diffusion_forcing.config import ConvRNNConfig, ModelConfig, SpaceTimeConfig
 from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.envs.voxels import Voxels
-from diffusion_forcing.play import Player, PlayOptions, actions_of, keys_of, play
+from diffusion_forcing.play import Player, PlayOptions, actions_of, keys_of, play, read_picture
 from diffusion_forcing.tasks.composition import Composition
 from diffusion_forcing.tasks.video import Folder, RollOut, Video
 
@@ -67,8 +69,9 @@ def test_turning_right_is_turning_right_in_both_worlds():
 def test_a_film_is_made_of_keys_a_file_or_lines(model, tmp_path, monkeypatch):
     film = play(PlayOptions(tmp_path, keys="ww", out=tmp_path / "keys.gif"), TASK, model, tmp_path)
     assert film.stat().st_size > 0
-    np.save(tmp_path / "actions.npy", np.ones((5, 2)))  # the fifth frame fills no token
-    assert play(PlayOptions(tmp_path, file=tmp_path / "actions.npy", out=tmp_path / "file.gif"), TASK, model, tmp_path).exists()
+    np.save(tmp_path / "actions.npy", np.ones((5, 2)))
+    with pytest.warns(UserWarning, match="the last 1 of 5 actions fill no token of 2"):
+        assert play(PlayOptions(tmp_path, file=tmp_path / "actions.npy", out=tmp_path / "file.gif"), TASK, model, tmp_path).exists()
     monkeypatch.setattr(sys, "stdin", io.StringIO("w d\n\nwww\n"))
     assert play(PlayOptions(tmp_path, out=tmp_path / "lines.gif"), TASK, model, tmp_path).exists()
     from PIL import Image
@@ -87,6 +90,49 @@ def test_what_cannot_be_played_says_so(model, tmp_path, options, task, words):
     with pytest.raises(ValueError, match=words):
         play(PlayOptions(tmp_path, out=tmp_path / "film.gif", **options), task, model, tmp_path)
     assert not (tmp_path / "film.gif").exists()
+
+
+def test_a_key_that_is_none_loses_nothing(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("ww\nwxw\nd\n\n"))
+    film = play(PlayOptions(tmp_path, out=tmp_path / "lines.gif"), TASK, model, tmp_path)
+    from PIL import Image
+
+    assert Image.open(film).n_frames == 2 + 2 * 3  # the context and three keys
+    assert "there is no key 'x'" in capsys.readouterr().err
+
+
+def test_a_picture_is_a_place_to_begin_at(model, tmp_path):
+    from PIL import Image
+
+    shown = np.zeros((20, 30, 3), np.uint8)
+    shown[:, :10] = 255  # cut away: the square in the middle is what counts
+    Image.fromarray(shown).save(tmp_path / "a.png")
+    picture = read_picture(tmp_path / "a.png", 16)
+    assert picture.shape == (16, 16, 3)
+    player = Player(TASK, model, image=picture)
+    np.testing.assert_array_equal(player.first, np.repeat(picture[None], 2, axis=0))
+    assert play(PlayOptions(tmp_path, keys="w", image=tmp_path / "a.png", out=tmp_path / "a.gif"), TASK, model, tmp_path).exists()
+    for name, words in (("none.png", "there is no picture"), ("text.png", "is no picture, or damaged")):
+        (tmp_path / "text.png").write_text("nothing")
+        with pytest.raises((ValueError, FileNotFoundError), match=words):
+            play(PlayOptions(tmp_path, keys="w", image=tmp_path / name, out=tmp_path / "b.gif"), TASK, model, tmp_path)
+
+
+def test_a_model_is_played_as_it_rolls_out(model):
+    """Stabilized in the way its backbone prefers: by hand or by itself, the same frames."""
+    for backbone in (None, ConvRNNConfig(4, 4, (1, 2), 1)):
+        if backbone is not None:
+            data = TASK.data()
+            model = ModelConfig(backbone, levels=100).build(data.train.event, data.train.cond_width, data.codec)
+            randomised(model.backbone, seed=1)
+        task = replace(TASK, sampling=RollOut(steps=3, context=1, stabilization=20))
+        player = Player(task, model.eval(), seed=0)
+        actions = np.ones((6, 2), np.float32)
+        led = np.concatenate([player.step(actions[i : i + 2]) for i in (0, 2, 4)])
+        clips, acted = task.judged_by(64, 2)
+        told = np.concatenate([acted[:1], actions[None]], axis=1)
+        alone = list(task.roll_out(model, 6, clips[:1], told, generator=Generator().manual_seed(0)))
+        np.testing.assert_array_equal(led, np.concatenate(alone, axis=1)[0])
 
 
 def test_actions_of_the_wrong_shape_or_none_say_so(model, tmp_path):

@@ -22,6 +22,7 @@ from diffusion_forcing import (
 from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig, replace
 from diffusion_forcing.data.codec import Chain, Normalize, Rotate, Stack, Whiten, build_codec, describe_codec
 from diffusion_forcing.data.sequences import Windows
+from diffusion_forcing.schedule import expand
 from diffusion_forcing.train import draw, train
 
 K, D = 20, 4
@@ -253,10 +254,29 @@ def test_a_model_that_has_its_variance_from_its_codec_can_be_saved(tmp_path):
     model.save_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("parameterization", ["x0", "eps"])
-def test_variance_is_for_v_prediction(parameterization):
-    with pytest.raises(ValueError, match=f"variance is for v-prediction; with parameterization='{parameterization}' leave it out"):
-        model_of("rnn", parameterization=parameterization)
+def test_variance_is_not_for_predicting_noise():
+    with pytest.raises(ValueError, match="variance is for predicting v or x0; with parameterization='eps' leave it out"):
+        model_of("rnn", parameterization="eps")
+
+
+def test_x0_and_v_are_two_ways_to_say_the_same_in_units_of_the_spread():
+    """A network that outputs x0 in these units predicts what one predicts that outputs the v of it."""
+    x, k = data(), some_levels().clamp(min=1)
+    said = model_of("rnn", parameterization="x0")
+    x0 = said.predict(x, k)
+    alpha, sigma = (expand(part, x) for part in (SCHEDULE.alpha(k), SCHEDULE.sigma(k)))
+    torch.testing.assert_close(alpha * x0.x0 + sigma * x0.eps, x, atol=1e-4, rtol=1e-4)
+    out = said.backbone(said._scaled(x, k), k, x.new_zeros(*x.shape[:2], 0))[0]
+    torch.testing.assert_close(x0.x0, out * VARIANCE.sqrt())
+    error = (out - data(seed=1) / VARIANCE.sqrt()) ** 2
+    noise = (x - alpha * data(seed=1)) / sigma
+    torch.testing.assert_close(said(data(seed=1), k, noise=noise), error.mean(-1), atol=1e-3, rtol=1e-3)
+
+
+def test_emphasis_wants_a_variance():
+    codec = Normalize(torch.zeros(D), torch.ones(D))
+    with pytest.raises(ValueError, match=r"got 1\.0, set --model\.emphasis 0"):
+        ModelConfig(RNNConfig(hidden=8, blocks=1), levels=K, emphasis=1.0).build(D, 0, codec)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])

@@ -95,7 +95,7 @@ def test_data_are_tokens_of_clips_with_conditions():
     assert batch.cond.shape == (5, 3, 4)
     assert batch.mask.all()
     whole = data.train.read(data.train.all())
-    assert whole.mask.sum() == 6 * 8
+    assert whole.mask.sum() == 6 * 2 * 3  # of sixteen frames two windows of six, and four that are left out
     assert whole.x[whole.mask].std().item() == pytest.approx(1, abs=0.2)
 
 
@@ -105,7 +105,19 @@ def test_tokens_are_those_of_the_clips_in_order():
     assert data.codec.variance.shape == data.train.event
     for i in range(6):
         tokens = data.codec.encode(torch.tensor(clips.clip(i).frames.copy())[None] / 255)[0]
-        torch.testing.assert_close(data.train.read(torch.tensor([[i, 2]])).x[0], tokens[2:5])
+        torch.testing.assert_close(data.train.read(torch.tensor([[i, 4]])).x[0], tokens[2:5])
+
+
+def test_windows_begin_at_any_frame_and_are_read_from_disk():
+    data, clips = TASK.data(), TASK.clips_of("train")
+    drawn = data.train.draw(400, seeded(0))
+    assert set(drawn[:, 0].tolist()) == set(range(6))
+    assert set(drawn[:, 1].tolist()) == set(range(16 - 6 + 1))
+    frames = torch.tensor(clips.clip(2).frames[3:9].copy())[None] / 255
+    one = data.train.read(torch.tensor([[2, 3]]))
+    torch.testing.assert_close(one.x, data.codec.encode(frames))
+    assert one.cond[0].tolist() == clips.clip(2).actions[3:9].reshape(3, 4).tolist()
+    assert isinstance(clips.frames, np.memmap)
 
 
 def test_without_patches_tokens_are_the_pixels_themselves():
@@ -122,7 +134,7 @@ def test_the_action_told_with_a_frame_is_the_one_that_led_to_it():
     task = changed(TASK, patch=0)
     data, clips = task.data(), task.clips_of("train")
     for i in range(3):
-        batch = data.train.read(torch.tensor([[i, 0], [i, 3]]))
+        batch = data.train.read(torch.tensor([[i, 0], [i, 6]]))
         frames = (data.codec.decode(batch.x).flatten(0, 1) * 255).round().numpy()
         actions = batch.cond.reshape(12, 2).numpy()
         visitor = WORLD.enter(int(clips.names[i]))
@@ -212,12 +224,44 @@ def test_numbered_actions_may_have_more_kinds_than_are_seen(tmp_path):
 
 
 def test_clips_shorter_than_a_window_are_left_out(tmp_path):
-    folder = write_clips(tmp_path / "mine", number=6)
-    write_clips(folder, number=2, frames=5, first=100)
-    task = in_folder(folder)
-    assert len(task.clips_of("train").starts) == 6
-    with pytest.raises(ValueError, match="6 or more are asked for"):
+    folder = write_clips(tmp_path / "mine", number=8)
+    write_clips(folder, number=2, frames=5, first=3)
+    assert len(in_folder(folder).data().train) == 3  # of eight two to judge by, two too short, one to validate on
+    with pytest.raises(ValueError, match="leave too few to train on: 0 that have a window's 6 frames"):
         in_folder(write_clips(tmp_path / "short", frames=5)).data()
+
+
+def test_which_clips_are_kept_to_judge_by_does_not_depend_on_the_window(tmp_path):
+    folder = write_clips(tmp_path / "mine", frames=16)
+    write_clips(folder, number=2, frames=4, first=7)
+    for tokens in (2, 4):
+        frames, _ = in_folder(folder, tokens=tokens).judged_by(4, 4)
+        np.testing.assert_array_equal(frames[0], WORLD.clip(7, 4).frames)
+        np.testing.assert_array_equal(frames[1], WORLD.clip(8, 4).frames)
+
+
+def test_clips_to_judge_by_are_cut_into_pieces(tmp_path):
+    task = in_folder(write_clips(tmp_path / "mine", frames=16))
+    frames, actions = task.judged_by(9, 6)
+    assert frames.shape == (4, 6, 16, 16, 3)  # two of each
+    clip = WORLD.clip(6, 16)
+    np.testing.assert_array_equal(frames[1], clip.frames[6:12])
+    np.testing.assert_array_equal(actions[1], clip.actions[6:12])
+    few, _ = task.judged_by(2, 6)
+    np.testing.assert_array_equal(few, frames[[0, 3]])  # from everywhere
+
+
+def test_what_is_left_out_of_a_folder_is_said(tmp_path):
+    folder = write_clips(tmp_path / "mine")
+    (folder / "broken.npz").write_bytes(b"nothing")
+    (folder / "film.mkv").write_bytes(b"nothing")
+    with pytest.warns(UserWarning, match=r"1 with \.mkv.*broken\.npz was left out"):
+        in_folder(folder).data()
+
+
+def test_real_clips_to_compare_with_are_none_of_those_that_roll_outs_go_on_from():
+    frames, others = TASK.judged_by(4, 10)[0], TASK.judged_by(4, 10, part="real")[0]
+    assert not any((one == other).all() for one in frames for other in others)
 
 
 def test_windows_may_be_as_long_as_ones_own_clips(tmp_path):
@@ -246,13 +290,17 @@ def test_no_clips_to_judge_by_say_so(tmp_path):
 
 @pytest.mark.parametrize("actions", ["numbers", "none"])
 def test_a_roll_out_of_ones_own_clips_outlasts_them(actions, tmp_path):
-    """Beyond the end of a clip there are no actions to tell."""
+    """Beyond the end of a clip its last action goes on."""
     task = in_folder(write_clips(tmp_path / "mine", actions=actions))
     model = model_for(task)
+    task = changed(task, length=16)
     made, truth, context = task.generate(model, 2, 0, told)
     assert context == 2
-    assert made.shape == (2, 2 + 8, 16, 16, 3)
-    assert truth.shape == (2, 6, 16, 16, 3)
+    assert made.shape == (2, 2 + 16, 16, 16, 3)
+    assert truth.shape == (2, 12, 16, 16, 3)  # as far as the clips go
+    if actions == "numbers":
+        acted = np.stack([WORLD.clip(6 + i, 12).actions for i in range(2)])
+        assert task._told(acted, 9)[:, -1].tolist() == np.repeat(acted[:, -1:], 2, axis=1).reshape(2, 4).tolist()
     np.testing.assert_array_equal(made[:, :2], truth[:, :2])
     assert all((tmp_path / name).is_file() for name in task._show(tmp_path, made[:1], truth[:1], context))
 
@@ -393,6 +441,12 @@ def test_where_actions_end_none_are_told(model, real):
     np.testing.assert_array_equal(roll(model, 6, frames[:, :2], actions[:, :5]), roll(model, 6, frames[:, :2], still))
 
 
+def test_a_single_frame_stands_still_for_a_token(model, real):
+    frames, actions = real
+    still = np.repeat(frames[:, :1], 2, axis=1)
+    np.testing.assert_array_equal(roll(model, 4, frames[:, :1], actions), roll(model, 4, still, actions))
+
+
 def test_a_context_that_fills_no_token_is_refused(model, real):
     frames, actions = real
     with pytest.raises(ValueError, match="2 must divide 3"):
@@ -446,7 +500,7 @@ def test_sample_writes_a_film_and_sheets(context, model, tmp_path):
     with av.open(str(files[0])) as film:
         shown = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
     assert len(shown) == 2 * context + 8
-    assert shown[0].shape == (3 * 16, 3 * 6 * 16, 3)  # six clips side by side, three times as large
+    assert shown[0].shape == (2 * 3 * 16, 3 * 6 * 16, 3)  # six clips side by side, the others below, three times as large
 
 
 @pytest.mark.parametrize("context", [0, 1])
@@ -473,12 +527,13 @@ def test_the_seed_decides_what_is_measured(model, tmp_path):
 def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
     eyes = Perception((3, 3, 3, 3, 3), seeded(0))
     monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
-    evaluation = changed(TASK, length=32).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    evaluation = changed(TASK, length=80, tokens=8).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     assert list(evaluation.figures) == ["beginning.png", "rollout.png", "codec.png", "rollouts.mp4", "over_time.png"]
     assert is_png(tmp_path / "over_time.png")
     assert evaluation.metrics["first token LPIPS"] > 0
     for name in ("video-FD", "frame-FD", "blow-up"):
-        assert {f"{name} first window", f"{name} last window", f"{name} real"} <= evaluation.metrics.keys()
+        moments = ("first window", "at 5 times the training length", "last window", "real")
+        assert {f"{name} {moment}" for moment in moments} == {key for key in evaluation.metrics if key.startswith(name)}
     assert all(np.isfinite(value) for value in evaluation.metrics.values())
 
 
@@ -552,16 +607,16 @@ def test_a_film_holds_a_clip_that_ends_and_does_without_pyav(real, tmp_path, mon
 def test_the_truth_scores_perfectly_and_a_still_picture_badly(real):
     """A measure that cannot fail measures nothing."""
     frames, _ = real
-    perfect, _ = judge(frames, frames, frames[:, 2:], 2, 2, told)
-    assert perfect["first token PSNR"] == np.inf
+    perfect, _ = judge(frames, frames, frames[:, 2:], 2, 2, 6, told)
+    assert perfect["first token PSNR"] == 60  # for infinitely many
     assert perfect["pixel mean over real"] == pytest.approx(1)
     assert perfect["pixel std over real"] == pytest.approx(1)
     still = np.repeat(frames[:, 1:2], frames.shape[1], axis=1)
-    stuck, _ = judge(still, frames, frames[:, 2:], 2, 2, told)
+    stuck, _ = judge(still, frames, frames[:, 2:], 2, 2, 6, told)
     assert stuck["first token PSNR"] == stuck["last frame copied PSNR"] == perfect["last frame copied PSNR"] < 40
     assert stuck["last frame copied PSNR"] == pytest.approx(np.mean(psnr(still[:, 2:4], frames[:, 2:4])))
     assert stuck["late motion over real"] == 0
-    grey, _ = judge(np.full_like(frames, 128), frames, frames[:, 2:], 2, 2, told)
+    grey, _ = judge(np.full_like(frames, 128), frames, frames[:, 2:], 2, 2, 6, told)
     assert grey["pixel std over real"] == 0
 
 
@@ -712,12 +767,13 @@ def test_every_recipe_builds(name):
     assert event == (task.components if task.patch else 3 * task.stack, side, side)
     if hasattr(task.world, "actions"):
         assert cond == task.stack * len(task.world.actions)
-    model = experiment.model.build(event, cond)
+    codec = None if task.patch else Pixels(task.stack)
+    model = experiment.model.build(event, cond, codec)
     size = sum(parameter.numel() for parameter in model.parameters())
     if name in MILLIONS:
         assert size == pytest.approx(MILLIONS[name] * 1e6, rel=0.1)
         assert cond == task.stack * task.world.action_kinds
-        assert experiment.model.frame_stack == task.stack
+        assert model.weight.frame_stack == task.stack
     else:
         assert size < 5e6
     if name == "dmlab":

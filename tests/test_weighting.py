@@ -69,6 +69,17 @@ def test_the_frame_stack_enters_the_decay():
     assert weights == pytest.approx([1 - 0.9**n for n in (1, 2, 8)], abs=1e-4)
 
 
+def test_a_past_that_is_seen_at_other_levels_counts_by_these():
+    """With a clean past (teacher forcing) all but the first token have been given away, whatever their own levels."""
+    k = levels()
+    clean = torch.zeros_like(k)
+    forced = FusedSNR()(SCHEDULE, k, "x0", clean)
+    own = MinSNR().signal(SCHEDULE, k)
+    left = 0.9 ** torch.arange(k.shape[1])
+    torch.testing.assert_close(forced, 1 - (1 - own) * left)
+    torch.testing.assert_close(FusedSNR()(SCHEDULE, k, "x0", k), FusedSNR()(SCHEDULE, k, "x0"))
+
+
 def test_the_future_does_not_enter():
     k = levels()
     other = k.clone()

@@ -141,10 +141,12 @@ class SpaceTime(nn.Module):
         shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
         past, past_level = self.embed(past_x, past_k, cond, *shifted)
         hidden, level = self.embed(x, k, cond, *shifted)
-        for block, cache in zip(self._blocks(), none.caches, strict=True):
+        blocks = self._blocks()
+        for block, cache in zip(blocks, none.caches, strict=True):
             seen = block.heads_of(past, past_level)
             hidden = block.beside(hidden, level, seen, cache)
-            past, _ = block(past, past_level, cache)
+            if block is not blocks[-1]:  # of which the past is asked no more
+                past = block.among(past, past_level, seen, cache)[0]
         return self.predict(hidden)
 
     def _blocks(self) -> list[Block]:
@@ -170,7 +172,11 @@ class Block(Modulated):
 
     def forward(self, x: Tensor, level: tuple[Tensor, ...], cache: Cache) -> tuple[Tensor, Cache]:
         """x: (b, t, n, hidden); level: six of (b, t, 1, hidden). Returns x and the cache after the last token."""
-        query, key, value = self.heads_of(x, level)
+        return self.among(x, level, self.heads_of(x, level), cache)
+
+    def among(self, x: Tensor, level: tuple[Tensor, ...], own: tuple[Tensor, Tensor, Tensor], cache: Cache) -> tuple[Tensor, Cache]:
+        """As forward, where the tokens' queries, keys and values are known."""
+        query, key, value = own
         whole = torch.cat([cache[0], key], dim=1), torch.cat([cache[1], value], dim=1)
         last = whole[0].shape[1] - self.window + 1
         return self._after(x, level, query, key, value, whole), (whole[0][:, last:], whole[1][:, last:])

@@ -165,13 +165,17 @@ def _listed(root: Path) -> list[tuple[Path, Path | None]]:
     """Clips, each with the file of its actions if there is one."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one that holds {', '.join(ENDINGS)}")
-    files = [file for file in root.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    files = _files(root)
     pairs = _pair(files)
     if not pairs:
         counts = Counter(file.suffix.lower() or "no ending" for file in files)
         held = ", ".join(f"{number} with {ending}" for ending, number in counts.most_common(5)) or "nothing"
         raise ValueError(f"there are no clips in {root}, which holds {held}; clips end with {', '.join(ENDINGS)}")
     return sorted(pairs, key=lambda pair: pair[0].relative_to(root).as_posix())
+
+
+def _files(root: Path) -> list[Path]:
+    return [file for file in root.rglob("*") if file.is_file() and not file.name.startswith(".")]
 
 
 def _pair(files: list[Path]) -> list[tuple[Path, Path | None]]:
@@ -202,17 +206,25 @@ def _each(
     notes: list[str],
 ) -> Iterator[tuple[str, Frame, Raw | None]]:
     """Name, frames and actions of each clip that can be read; notes on the others. Raises where there is none."""
-    found = 0
+    found, bare = 0, True
+    strange = Counter(file.suffix.lower() or "no ending" for file in _files(root) if file.suffix.lower() not in (*ENDINGS, ".csv"))
+    if strange:
+        held = ", ".join(f"{number} with {ending}" for ending, number in strange.most_common(5))
+        notes.append(f"files that are no clips were left out: {held}; clips end with {', '.join(ENDINGS)}")
     for done, (file, beside) in enumerate(listed, start=1):
         name = file.relative_to(root).as_posix()
         try:
             frames, actions = _read(file, beside, px, fps)
             if len(frames) < shortest:
                 raise Unreadable(f"has {len(frames)} frames, where {shortest} or more are asked for")
+            if found and (actions is None) != bare:
+                said = ("actions", "none") if bare else ("no actions", "some")
+                raise ValueError(f"{name} has {said[0]}, those before it have {said[1]}; give every clip its actions, or none")
         except Unreadable as error:
             notes.append(f"{name} was left out: it {error}")
         else:
             found += 1
+            bare = actions is None
             yield name, frames, actions
         if progress is not None:
             progress(f"reading {root.name}", done, len(listed))
@@ -244,12 +256,12 @@ def _read(file: Path, beside: Path | None, px: int, fps: float | None) -> tuple[
     source, actions = (file, own) if beside is None else (beside, _actions(beside))
     if actions is None:
         return frames, None
-    if changed is not None:
+    if changed is not None:  # as it is with every clip: what was asked for cannot be
         raise ValueError(f"{source} has an action for each of the {changed[0]} frames of {file.name}, of which fps={fps:g} keeps "
                          f"{changed[1]}; leave fps out, or change the rate of both yourself")  # fmt: skip
     if len(actions) != len(frames):
-        raise ValueError(f"{source} has {len(actions)} actions and {file.name} has {len(frames)} frames; give one row a frame, the first "
-                         "for the frame that nothing led to")  # fmt: skip
+        raise Unreadable(f"has {len(frames)} frames and {len(actions)} actions in {source.name}; give one row a frame, the first for the "
+                         "frame that nothing led to")  # fmt: skip
     return frames, actions
 
 
@@ -396,7 +408,10 @@ def _array(file: Path, px: int) -> tuple[Frame, Raw | None]:
         raise
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise Unreadable(f"is no array of NumPy, or damaged ({error})") from error
-    return frames, None if actions is None else _checked(actions, f"`actions` of {file}")
+    try:
+        return frames, None if actions is None else _checked(actions, "`actions`")
+    except ValueError as error:
+        raise Unreadable(f"cannot be used ({error})") from error
 
 
 def _from_array(array: NDArray[Any], px: int) -> Frame:
@@ -433,7 +448,21 @@ def _actions(file: Path) -> Raw:
                 raise ValueError(f"it has no `actions`, but {', '.join(loaded.files) or 'nothing'}")
             return _checked(loaded["actions"], f"`actions` of {file}")
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"the actions in {file} cannot be read ({error}); write them again, or take the file away") from error
+        raise Unreadable(f"has actions in {file.name} that cannot be read ({error}); write them again, or take the file away") from error
+
+
+def read_actions(file: str | Path, width: int) -> NDArray[np.float32]:
+    """Actions (t, width) of a file as they stand beside clips; numbered kinds become a one in as many columns."""
+    path = Path(file)
+    if path.suffix.lower() not in (*ARRAYS, ".csv"):
+        raise ValueError(f"actions are in a .npy, .npz or .csv; got {path.name}")
+    raw = _actions(path)
+    if raw.ndim == 2 and raw.shape[1] == 1 and width > 1 and (raw == raw.round()).all():
+        raw = raw[:, 0].astype(np.int64)  # a column of kinds
+    rows = _finish([(path.name, len(raw), raw)], width if _numbered(raw) else None)[0]
+    if rows.shape[1] != width:
+        raise ValueError(f"an action is {width} numbers here; {path} has {rows.shape[1]} in a row")
+    return rows
 
 
 def _table(file: Path) -> NDArray[np.float64]:

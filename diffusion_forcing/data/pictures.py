@@ -80,6 +80,10 @@ class Patches(nn.Module):
         return cls(stack, patch, middle, basis, mean, scale, torch.maximum(variance, 0.05 * overall + 1e-6))
 
     def encode(self, frames: Tensor) -> Tensor:
+        height, width = (self.patch * places for places in self.mean.shape[-2:])
+        if frames.shape[2:4] != (height, width):
+            raise ValueError(f"these tokens tell of frames of {height} x {width} px; got {frames.shape[2]} x {frames.shape[3]}, "
+                             "resize them, or train with frames of that size")  # fmt: skip
         tokens = (_cut(frames, self.stack, self.patch) - self.middle) @ self.basis / self.scale
         return rearrange(tokens, "b t h w c -> b t c h w") - self.mean
 
@@ -96,7 +100,7 @@ def floats(frames: Any) -> Tensor:
 
 def to_bytes(frames: Tensor) -> NDArray[np.uint8]:
     """Numbers from 0 to 1 to bytes."""
-    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:

@@ -44,7 +44,7 @@ def dmlab() -> Experiment:
     """
     task = Video(Folder(action_kinds=3), tokens=9, stack=4, patch=0, sampling=RollOut(steps=100))
     backbone = ConvRNNConfig(latent=16, channels=64, scales=(1, 2, 4, 4))
-    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr", frame_stack=4)
+    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr")
     return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999))
 
 
@@ -55,7 +55,7 @@ def minecraft() -> Experiment:
     """
     task = Video(Folder(px=128, action_kinds=4), tokens=9, frames=72, stack=8, patch=0, sampling=RollOut(steps=100))
     backbone = ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4, 4, 4))
-    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr", frame_stack=8)
+    model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr")
     return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999))
 
 

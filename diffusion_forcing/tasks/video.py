@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from ..checks import check_divides, check_options
+from ..data.clip_windows import ClipWindows
 from ..data.pictures import Patches, Pixels, floats, to_bytes
-from ..data.sequences import Windows
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..matrix import by_name
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 FIT = 200  # clips that the codec is fitted to
-CHUNK = 64  # clips encoded at a time
-SEEDS = {"train": 0, "valid": 1, "test": 2}
+SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002}
 
 
 @dataclass(frozen=True)
@@ -131,27 +131,15 @@ class Video:
         from ..data.clips import prepare_clips, prepare_world
 
         if isinstance(self.world, Folder):
-            return prepare_clips(self.world.path, self.world.px, progress=progress, shortest=self.tokens * self.stack,
-                                 action_kinds=self.world.action_kinds)  # fmt: skip
+            # Of any length, so that which of them are kept to judge by does not depend on the windows.
+            found = prepare_clips(self.world.path, self.world.px, progress=progress, action_kinds=self.world.action_kinds)
+            _say_notes(found.notes)
+            return found
         number = count or (self.clips if part == "train" else max(16, self.clips // 20))
         return prepare_world(self.world, number, frames or self.frames, seed=3 * self.data_seed + SEEDS[part], progress=progress)
 
     def data(self) -> TaskData:
         return _data(self)
-
-    def sequences(
-        self, codec: nn.Module, clips: ClipSet, which: range, progress: Progress | None = None, frames: int | None = None
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Tokens (t, *event) and conditions (t, a) of clips, at most so many frames of each."""
-        tokens, told = [], []
-        for done, i in enumerate(which):
-            clip = clips.clip(i)
-            t = min(len(clip.frames), frames or len(clip.frames)) // self.stack
-            tokens.append(codec.encode(floats(clip.frames[None, : t * self.stack]))[0])  # type: ignore[operator]
-            told.append(self.conditions(clip.actions[: t * self.stack]))
-            if progress is not None and done % CHUNK == 0:
-                progress("frames to tokens", done, len(which))
-        return tokens, told
 
     def conditions(self, actions: NDArray[np.float32]) -> Tensor:
         """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told."""
@@ -161,17 +149,21 @@ class Video:
         return torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
 
     def _told(self, actions: NDArray[np.float32] | None, tokens: int) -> Tensor | None:
-        """Conditions (b, tokens, c) from actions (b, t, a), at rest where these end; None where nothing is told."""
+        """Conditions (b, tokens, c) from actions (b, t, a); None where nothing is told.
+
+        Where these end a world's walker rests, and in clips of one's own, where no action may be at rest, the last one goes on.
+        """
         if not self.told or actions is None or not actions.shape[-1]:
             return None
-        padded = np.pad(actions, ((0, 0), (0, max(0, tokens * self.stack - actions.shape[1])), (0, 0)))
+        missing = ((0, 0), (0, max(0, tokens * self.stack - actions.shape[1])), (0, 0))
+        padded = np.pad(actions, missing, mode="edge" if isinstance(self.world, Folder) else "constant")
         return torch.stack([self.conditions(one) for one in padded])[:, :tokens]
 
-    def codec(self, clips: ClipSet, number: int) -> nn.Module:
-        """Frames to tokens, fitted to some of the first so many clips."""
+    def codec(self, clips: ClipSet, which: Sequence[int]) -> nn.Module:
+        """Frames to tokens, fitted to some of the clips of these numbers."""
         if not self.patch:
             return Pixels(self.stack)
-        some = np.unique(np.linspace(0, number - 1, min(FIT, number)).astype(int))
+        some = np.array(which)[np.unique(np.linspace(0, len(which) - 1, min(FIT, len(which))).astype(int))]
         length = min(int(clips.lengths[some].min()), 64) // self.stack * self.stack
         frames = floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
         return Patches.fit(frames, self.stack, self.patch, self.components, self.whiten)
@@ -182,10 +174,12 @@ class Video:
     ) -> Iterator[Frames]:  # fmt: skip
         """Frames (b, n, px, px, 3) as they are generated, `length` in all, in constant memory.
 
-        context: (b, c, px, px, 3), frames to go on from, a multiple of the stack; None: from nothing. actions: (b, c + length, a).
-        batch: how many, where neither says.
+        context: (b, c, px, px, 3), frames to go on from, a multiple of the stack, or a single one, which then stands still for a token;
+        None: from nothing. actions: (b, c + length, a), c as many frames as fill tokens. batch: how many, where neither says.
         """
         sampling = sampling or self.sampling
+        if context is not None and context.shape[1] == 1:
+            context = np.repeat(context, self.stack, axis=1)
         tokens, codec = -(-length // self.stack), model.codec
         given = None if context is None or not context.shape[1] else codec.encode(floats(context))  # type: ignore[union-attr, operator]
         before = 0 if given is None else given.shape[1]
@@ -233,55 +227,77 @@ class Video:
     def default_samples(self) -> int:
         return 16
 
-    def judged_by(self, number: int, length: int, progress: Progress | None = None) -> tuple[Frames, NDArray[np.float32]]:
-        """Real clips (n, length, px, px, 3) never trained on, and their actions."""
-        clips = self.clips_of("test", progress, number, length)
-        which = range(len(clips.starts))
-        if isinstance(self.world, Folder):
-            which = range(max(0, len(clips.starts) - self.world.test), len(clips.starts))
-        long = [i for i in which if clips.lengths[i] >= length]
-        if not long:
-            raise ValueError(f"no clip to judge by has {length} frames; the longest has {int(clips.lengths[list(which)].max())}")
-        chosen = [clips.clip(i) for i in long[:number]]
-        return np.stack([c.frames[:length] for c in chosen]), np.stack([c.actions[:length] for c in chosen])
+    def judged_by(
+        self, number: int, length: int, progress: Progress | None = None, part: str = "test"
+    ) -> tuple[Frames, NDArray[np.float32]]:  # fmt: skip
+        """Real clips (n, length, px, px, 3) never trained on, and their actions. part: "real" for others than those of "test".
+
+        Clips of one's own that were kept to judge by are cut into pieces one after another, of which `number` are taken from everywhere,
+        whatever the part: there are no others.
+        """
+        clips = self.clips_of(part, progress, number, length)
+        if not isinstance(self.world, Folder):
+            places = clips.starts[:number].tolist()
+        else:
+            which = range(*self._kept_back(clips))
+            pieces = [int(clips.starts[i]) + first for i in which for first in range(0, int(clips.lengths[i]) - length + 1, length)]
+            if not pieces:
+                raise ValueError(f"no clip to judge by has {length} frames; the longest has {int(clips.lengths[list(which)].max())}")
+            places = [pieces[i] for i in np.unique(np.linspace(0, len(pieces) - 1, min(number, len(pieces))).astype(int))]
+        return (np.stack([clips.frames[at : at + length] for at in places]),
+                np.stack([clips.actions[at : at + length] for at in places]))  # fmt: skip
+
+    def _kept_back(self, clips: ClipSet) -> tuple[int, int]:
+        """Numbers, from and to, of a folder's clips that are kept to judge by."""
+        assert isinstance(self.world, Folder)
+        return max(0, len(clips.starts) - self.world.test), len(clips.starts)
+
+    def _longest(self, wanted: int, progress: Progress | None = None) -> int:
+        """As many frames as wanted, or as the longest clip to judge by has, of whole tokens."""
+        if not isinstance(self.world, Folder):
+            return wanted
+        clips = self.clips_of("test", progress)
+        first, last = self._kept_back(clips)
+        return min(wanted, int(clips.lengths[first:last].max())) // self.stack * self.stack
 
     def generate(
         self, model: DiffusionForcing, samples: int, seed: int, progress: Progress, show: Callable[[Frames], None] | None = None
     ) -> tuple[Frames, Frames, int]:
         """Roll-outs (n, context + length, px, px, 3) and the real clips they set out from, as far as these go. And the context's frames."""
         context = self.sampling.context * self.stack
-        drawn = not isinstance(self.world, Folder)
-        real, actions = self.judged_by(samples, context + self.length if drawn else max(context, self.tokens * self.stack), progress)
-        parts = [real[:, :context]]
+        real, actions = self.judged_by(samples, max(context, self._longest(context + self.length, progress)), progress)
+        made = np.empty((len(real), context + self.length, *real.shape[2:]), np.uint8)
+        made[:, :context] = real[:, :context]
         if show is not None and context:
-            show(parts[0])
-        done = 0
+            show(made[:, :context])
+        done = context
         generator = Generator().manual_seed(seed)
-        for chunk in self.roll_out(model, self.length, parts[0], actions, batch=len(real), generator=generator):
-            parts.append(chunk)
+        for chunk in self.roll_out(model, self.length, made[:, :context], actions, batch=len(real), generator=generator):
+            made[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]
-            progress("frames", done, self.length)
+            progress("frames", done - context, self.length)
             if show is not None:
                 show(chunk)
-        return np.concatenate(parts, axis=1), real, context
+        return made, real, context
 
     def evaluate(
         self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,
         others: dict[str, tuple[Video, DiffusionForcing]] | None = None,
     ) -> Evaluation:  # fmt: skip
         """others: tasks and models by name to measure beside this one, from the same clips on. Their metrics are called `NAME: ...`."""
-        from .video_pictures import draw_curves, film_of, judge
+        from .video_pictures import WINDOW, draw_curves, film_of, judge
 
         made, truth, context = self.generate(model, samples, seed, progress)
-        length = self.tokens * self.stack if isinstance(self.world, Folder) else max(64, self.tokens * self.stack)
-        real, _ = self.judged_by(self.real, length, progress)
+        # Of clips of one's own in pieces of a window each, so that there are as many as can be.
+        length = WINDOW if isinstance(self.world, Folder) else max(64, self.tokens * self.stack)
+        real, _ = self.judged_by(self.real, self._longest(length, progress), progress, part="real")
         turns = self._turning(samples, context)
         shown, curves, metrics, columns = {"": made}, {}, {}, []
         runs = {"": (self, model), **{name: (self._judging_as(task), other) for name, (task, other) in (others or {}).items()}}
         for name, (task, one) in runs.items():
             if name:
                 shown[name] = task.generate(one, samples, seed, progress)[0]
-            scores, found = judge(shown[name], truth, real, context, self.stack, progress, turns)
+            scores, found = judge(shown[name], truth, real, context, self.stack, self.tokens * self.stack, progress, turns)
             columns.append(scores)
             metrics.update({f"{name}: {score}" if name else score: value for score, value in scores.items()})
             if found:
@@ -331,12 +347,9 @@ class Video:
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         from ..film import Film, film_name
 
-        number = min(samples, 6)
         film = folder / film_name("samples")
         with Film(film, fps=15, scale=3) as out:
-            made, truth, context = self.generate(
-                model, number, seed, progress, lambda frames: out.add(np.concatenate(list(frames), axis=2))
-            )
+            made, truth, context = self.generate(model, samples, seed, progress, lambda frames: out.add(_grid(frames)))
         files = self._show(folder, made, truth, context)
         return [film, *(folder / name for name in files)]
 
@@ -360,6 +373,14 @@ class Video:
                 "rollout.png": "Whole roll-outs, twelve frames of each."}  # fmt: skip
 
 
+def _grid(frames: Frames) -> Frames:
+    """Frames (t, rows * px, columns * px, 3) of clips (n, t, px, px, 3), up to six in a row."""
+    n = len(frames)
+    columns = min(n, 6)
+    whole = np.concatenate([frames, np.zeros((-n % columns, *frames.shape[1:]), np.uint8)])
+    return np.concatenate([np.concatenate(list(whole[i : i + columns]), axis=2) for i in range(0, len(whole), columns)], axis=1)
+
+
 @functools.lru_cache(maxsize=2)
 def _data(task: Video) -> TaskData:
     from ..log import progress_bar
@@ -370,17 +391,31 @@ def _data(task: Video) -> TaskData:
 
 def _read(task: Video, progress: Progress) -> TaskData:
     train = task.clips_of("train", progress)
-    own = isinstance(task.world, Folder)
-    last = len(train.starts) - (task.world.test if isinstance(task.world, Folder) else 0)
-    if last < 2:
-        raise ValueError(f"{len(train.starts)} clips, of which {len(train.starts) - last} are kept to judge by, leave too few to train on; "
-                         "give more, or keep fewer (--task.world.test)")  # fmt: skip
-    held = max(1, last // 10) if own else 0
-    codec = task.codec(train, last - held)
-    tokens, told = task.sequences(codec, train, range(last - held), progress)
-    if own:
-        more = task.sequences(codec, train, range(last - held, last))
+    learned, valid, judged = list(range(len(train.starts))), train, []
+    if isinstance(task.world, Folder):
+        last = task._kept_back(train)[0]
+        needed = task.tokens * task.stack
+        learned = [i for i in range(last) if train.lengths[i] >= needed]
+        if len(learned) < 2:
+            raise ValueError(
+                f"{len(train.starts)} clips, of which {len(train.starts) - last} are kept to judge by, leave too few to train on: "
+                f"{len(learned)} that have a window's {needed} frames; give more, keep fewer (--task.world.test), or shorten the window "
+                "(--task.tokens)"
+            )
+        held = max(1, len(learned) // 10)
+        learned, judged = learned[:-held], learned[-held:]
     else:
         valid = task.clips_of("valid", progress)
-        more = task.sequences(codec, valid, range(len(valid.starts)))
-    return TaskData(Windows(tokens, task.tokens, conditions=told), Windows(more[0], task.tokens, conditions=more[1]), codec)
+        judged = list(range(len(valid.starts)))
+    codec = task.codec(train, learned)
+
+    def windows(clips: ClipSet, which: list[int]) -> ClipWindows:
+        return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions)
+
+    return TaskData(windows(train, learned), windows(valid, judged), codec)
+
+
+@functools.lru_cache(maxsize=8)  # said once
+def _say_notes(notes: tuple[str, ...]) -> None:
+    if notes:
+        warnings.warn("; ".join(notes[:20]) + (f" (and {len(notes) - 20} more)" if len(notes) > 20 else ""), stacklevel=2)

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 WINDOW = 16
+EQUAL = 60.0
+"""PSNR in dB of frames that are equal, for which it is infinite: a quarter of a grey level off."""
 
 
 def judge(
-    made: Frames, truth: Frames, real: Frames, context: int, stack: int, progress: Progress, turns: NDArray[np.bool_] | None = None
-) -> tuple[dict[str, float], dict[str, Curve]]:
+    made: Frames, truth: Frames, real: Frames, context: int, stack: int, trained: int, progress: Progress,
+    turns: NDArray[np.bool_] | None = None,
+) -> tuple[dict[str, float], dict[str, Curve]]:  # fmt: skip
     """Figures by name, and curves over the roll-out (none without LPIPS' weights, or where clips are too short or too few).
 
-    made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...). turns: (n,), in which
-    clips the first token generated turns: where copying shows least.
+    made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...). trained: frames of a
+    window of training. turns: (n,), in which clips the first token generated turns: where copying shows least.
     """
     eyes = _eyes()
     scores: dict[str, float] = {}
@@ -49,9 +52,14 @@ def judge(
         return scores, {}
     every = max(WINDOW, (made.shape[1] - context) // 16)
     found = curves(made[:, context:], real, eyes, window=WINDOW, every=every, progress=progress)
+    ends = found["video-FD"].start + WINDOW
+    moments = {"first window": 0}
+    for name, frame in (("at the training length", trained - context), ("at 5 times the training length", 5 * trained - context)):
+        if ends[0] <= frame <= ends[-1]:
+            moments[name] = int(np.abs(ends - frame).argmin())
+    moments["last window"] = len(ends) - 1
     for name in ("video-FD", "frame-FD", "blow-up"):
-        scores[f"{name} first window"] = float(found[name].value[0])
-        scores[f"{name} last window"] = float(found[name].value[-1])
+        scores.update({f"{name} {when}": float(found[name].value[i]) for when, i in moments.items()})
         scores[f"{name} real"] = found[name].floor
     return scores, found
 
@@ -102,7 +110,8 @@ def _eyes() -> Perception | None:
 
 
 def _psnr(a: Frames, b: Frames) -> float:
-    return float(np.mean(psnr(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:]))))
+    """Mean over frames."""
+    return float(np.minimum(psnr(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:])), EQUAL).mean())
 
 
 def _lpips(eyes: Perception, a: Frames, b: Frames) -> float:
@@ -110,5 +119,5 @@ def _lpips(eyes: Perception, a: Frames, b: Frames) -> float:
 
 
 def _std(clips: Frames) -> float:
-    """Of the pixels within a frame, on average: a grey frame has none."""
-    return float(clips.reshape(-1, clips.shape[2] * clips.shape[3], 3).std(1).mean())
+    """Of the pixels within a frame, on average: a grey frame has none. Clip by clip, since numbers take eight times the room of bytes."""
+    return float(np.mean([clip.reshape(len(clip), -1, 3).std(1).mean() for clip in clips]))

@@ -1,0 +1,66 @@
+"""Windows of clips that lie on disk: frames are read and made into tokens when they are asked for, so that any number of clips fits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from .clips import ClipSet
+from .pictures import floats
+from .sequences import Batch
+
+AT_ONCE = 16  # windows encoded at a time: their frames as floats take four times the room
+
+
+class ClipWindows:
+    """Windows of `length` tokens, of `stack` frames each, that begin at any frame of the clips numbered `which`.
+
+    codec: frames to tokens. told: actions (t, a), one a frame, to conditions (tokens, c). Clips shorter than a window are left out.
+    """
+
+    def __init__(
+        self, clips: ClipSet, which: Sequence[int], codec: nn.Module, stack: int, length: int, told: Callable[[NDArray[np.float32]], Tensor]
+    ) -> None:  # fmt: skip
+        self.length, self.frames = length, length * stack
+        kept = [i for i in which if clips.lengths[i] >= self.frames]
+        if not kept:
+            raise ValueError(
+                f"a window has {self.frames} frames, and of {len(which)} clips none is as long; give longer ones, or fewer tokens"
+            )
+        self._clips, self._told = clips, told
+        self._codec = copy.deepcopy(codec).cpu()  # of its own: a model may take its codec to another device
+        self._first, self._room = clips.starts[kept], clips.lengths[kept] - self.frames
+        one = self.read(torch.tensor([[0, 0]]))
+        self.event, self.cond_width = tuple(one.x.shape[2:]), one.cond.shape[-1]
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        """Random windows as (size, 2): which clip, and its first frame."""
+        which = torch.randint(0, len(self), (size,), generator=generator)
+        room = torch.from_numpy(self._room)[which] + 1
+        return torch.stack([which, (torch.rand(size, generator=generator) * room).long()], dim=1)
+
+    def length_of(self, windows: Tensor) -> int:
+        return self.length
+
+    def all(self) -> Tensor:
+        """Windows (n, 2) one after another through each clip, for validation; what fills no window at its end is left out."""
+        found = [(i, first) for i, room in enumerate(self._room.tolist()) for first in range(0, room + 1, self.frames)]
+        return torch.tensor(found)
+
+    @torch.no_grad()
+    def read(self, windows: Tensor) -> Batch:
+        x, cond = [], []
+        for part in windows.split(AT_ONCE):
+            places = [int(self._first[i]) + first for i, first in part.tolist()]
+            x.append(self._codec.encode(floats(np.stack([self._clips.frames[at : at + self.frames] for at in places]))))  # type: ignore[operator]
+            cond += [self._told(self._clips.actions[at : at + self.frames]) for at in places]
+        tokens = torch.cat(x)
+        return Batch(tokens, torch.stack(cond), torch.ones(tokens.shape[:2], dtype=torch.bool))
