@@ -36,7 +36,7 @@ HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: e
   [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
-  [bold]dforce data RECIPE[/]                 make a recipe's data now, rather than when training starts
+  [bold]dforce data RECIPE[/] [dim]\\[options][/]        make a recipe's data now, rather than when training starts
   [bold]dforce play RUN --keys wwwddww[/]     lead a video model by hand and film what it imagines
   [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
 
@@ -64,6 +64,8 @@ class EvalOptions:
     """Other runs to measure beside it, such as baselines, in the same tables and figures (video only)."""
     json: Path | None = None
     """Also write the metrics to this file."""
+    device: str = "cpu"
+    """Where to sample: cpu, or for video cuda."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,16 @@ class SampleOptions:
 
     run: tyro.conf.Positional[Path]
     """The run's folder, such as runs/composition; with --pretrained the name of a shipped model, such as maze2d-medium."""
-    samples: int = 100
-    """Sequences to draw."""
+    samples: int | None = None
+    """Sequences to draw. 100 if not given, of video 6."""
     seed: int = 0
+    """Of the sampling."""
     pretrained: bool = False
     """Take the shipped model of that name."""
     out: Path | None = None
     """Folder to write to; RUN/samples if not given."""
+    device: str = "cpu"
+    """Where to sample: cpu, or for video cuda."""
 
 
 @dataclass(frozen=True)
@@ -218,23 +223,29 @@ def sample_run(words: list[str]) -> int:
     folder = options.out or run / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
-        files = task.sample(model, folder, samples=options.samples, seed=options.seed, progress=progress)
+        samples = options.samples or getattr(task, "default_shown", 100)
+        files = task.sample(model, folder, samples=samples, seed=options.seed, progress=progress)
     for file in files:
         console.print(f"wrote {file}", markup=False)
     return 0
 
 
 def make_data(words: list[str]) -> int:
-    """dforce data RECIPE"""
-    if len(words) != 1 or words[0].startswith("-"):
+    """dforce data RECIPE [options]"""
+    if not words or words[0].startswith("-") or (len(words) > 1 and not words[1].startswith("-")):
         console.print(
-            "[bold]dforce data RECIPE[/]\n\nMake a recipe's data now and keep them in the cache ($DFORCE_CACHE, or ~/.cache/dforce)."
+            "[bold]dforce data RECIPE[/] [dim]\\[options][/]\n\nMake a recipe's data now and keep them in the cache ($DFORCE_CACHE, or "
+            "~/.cache/dforce). Options are those of its task, as for `dforce train RECIPE`: --task.clips 4000, --data FOLDER."
         )
         return 0 if words and words[0] in ("-h", "--help") else 2
     task: Any = resolve(words[0])().task
     if not hasattr(task, "prepare"):
         console.print(f"{words[0]} makes its data in a moment, whenever it needs them; there is nothing to prepare")
         return 0
+    made = dataclasses.make_dataclass("Options", [("task", type(task), dataclasses.field(default=task))], frozen=True)
+    configured = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)(made)
+    parsed: Any = tyro.cli(configured, args=_spelled(words[1:]), prog=f"dforce data {words[0]}", description=make_data.__doc__)
+    task = parsed.task
     with progress_bar() as progress:
         file = task.prepare(progress)
     console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
@@ -326,7 +337,19 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
     options = tyro.cli(configured, args=words, prog=prog, description=kind.__doc__)
     if getattr(options, "samples", None) is not None and options.samples < 1:
         raise ValueError(f"--samples counts from 1; got {options.samples}")
+    if options.device != "cpu":
+        model = _moved(model, options.device, options.task)
     return options, options.task, model, folder
+
+
+def _moved(model: DiffusionForcing, device: str, task: Task) -> DiffusionForcing:
+    """The model on another device, where its task can sample there."""
+    if not hasattr(task, "roll_out"):
+        raise ValueError(f"{type(task).__name__} samples on the CPU, which its models are small enough for; leave out --device {device}")
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}); use cpu, or cuda on a GPU") from error
 
 
 def _fail(message: str) -> None:

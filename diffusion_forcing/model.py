@@ -72,6 +72,11 @@ class DiffusionForcing(Pretrained, nn.Module):
         """Whether no output depends on later tokens."""
         return getattr(self.backbone, "causal", False)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.schedule.alpha_table.device
+
     def forward(
         self, x: Tensor, k: Tensor, cond: Tensor | None = None, *, noise: Tensor | None = None, past: Tensor | None = None
     ) -> Tensor:

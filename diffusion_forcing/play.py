@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Generator
 
 from .data.clips import fit, read_actions
-from .data.pictures import floats, to_bytes
+from .data.pictures import to_bytes
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
 from .sampling import Past, grow, preferred
-from .tasks.video import Folder, Video
+from .tasks.video import Folder, Video, encoded
 
 if TYPE_CHECKING:
     from .model import DiffusionForcing
@@ -52,6 +52,8 @@ class PlayOptions:
     """The film: .mp4, .gif or .webp; play.mp4 in the run's folder if not given."""
     seed: int = 0
     """Of the place to begin at, and of the sampling."""
+    device: str = "cpu"
+    """Where to sample: cpu, or cuda."""
 
 
 class Player:
@@ -59,20 +61,20 @@ class Player:
 
     def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0, image: Frames | None = None) -> None:
         self.task, self.model = task, model
-        self.generator = Generator().manual_seed(seed)
+        self.generator = Generator(model.device).manual_seed(seed)
         clips, actions = task.judged_by(BEGINNINGS, max(1, task.sampling.context) * task.stack)
         self.width = actions.shape[-1]
         frames, acted = clips[seed % len(clips)], actions[seed % len(clips)]
         if image is not None:  # which then stands still for a token, as if nothing had been done
             frames, acted = np.repeat(image[None], task.stack, axis=0), np.zeros_like(acted[: task.stack])
         self.first: Frames = frames
-        tokens = model.codec.encode(floats(self.first[None]))  # type: ignore[union-attr, operator]
+        tokens = encoded(model, self.first[None])
         self.past = Past(model, None)
         self.past.add(tokens, self._cond(acted), 0)
         self.event = tuple(tokens.shape[2:])
 
     def _cond(self, actions: NDArray[np.float32]) -> torch.Tensor:
-        return self.task.conditions(actions)[None]
+        return self.task.conditions(actions)[None].to(self.model.device)
 
     def step(self, actions: NDArray[np.float32]) -> Frames:
         """Frames (stack, px, px, 3) that follow actions (stack, a)."""

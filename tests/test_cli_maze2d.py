@@ -74,7 +74,7 @@ def test_data_are_made_and_where_they_are_is_told(here, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["data"], 2, "dforce data RECIPE Make a recipe's data now"),
+        (["data"], 2, "dforce data RECIPE [options] Make a recipe's data now"),
         (["data", "--help"], 0, "$DFORCE_CACHE, or ~/.cache/dforce"),
         (["data", "maze2d-umaze", "maze2d-medium"], 2, "dforce data RECIPE"),
         (["data", "nothing"], 2, "there is no recipe 'nothing'; `dforce list` shows composition"),

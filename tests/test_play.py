@@ -9,6 +9,7 @@ import pytest
 from oracles import randomised
 from torch import Generator
 
+from diffusion_forcing.cli import _moved
 from diffusion_forcing.config import ConvRNNConfig, ModelConfig, SpaceTimeConfig
 from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.envs.voxels import Voxels
@@ -140,3 +141,10 @@ def test_actions_of_the_wrong_shape_or_none_say_so(model, tmp_path):
         Player(TASK, model).step(np.zeros((2, 3), np.float32))
     with pytest.raises(FileNotFoundError, match="there are no actions"):
         play(PlayOptions(tmp_path, file=tmp_path / "none.npy", out=tmp_path / "film.gif"), TASK, model, tmp_path)
+
+
+def test_what_cannot_be_elsewhere_says_so(model):
+    with pytest.raises(ValueError, match="Composition samples on the CPU"):
+        _moved(model, "cuda", Composition())
+    with pytest.raises(ValueError, match="there is no device 'nowhere' here"):
+        _moved(model, "nowhere", TASK)

@@ -181,9 +181,10 @@ class Video:
         if context is not None and context.shape[1] == 1:
             context = np.repeat(context, self.stack, axis=1)
         tokens, codec = -(-length // self.stack), model.codec
-        given = None if context is None or not context.shape[1] else codec.encode(floats(context))  # type: ignore[union-attr, operator]
+        given = None if context is None or not context.shape[1] else encoded(model, context)
         before = 0 if given is None else given.shape[1]
         cond = self._told(actions, before + tokens)
+        cond = None if cond is None else cond.to(model.device)
         ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
         matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
         left = length
@@ -206,11 +207,11 @@ class Video:
         from ..likelihood import elbo
 
         codec, schedule = model.codec, model.schedule
-        known = [codec.encode(floats(part)) for part in (first, last)]  # type: ignore[union-attr, operator]
+        known = [encoded(model, part) for part in (first, last)]
         before, after = known[0].shape[1], known[1].shape[1]
         b = len(first)
         cond = self._told(actions, before + tokens + after)
-        cond = None if cond is None else cond.repeat_interleave(draws, dim=0)
+        cond = None if cond is None else cond.repeat_interleave(draws, dim=0).to(model.device)
         past = known[0].repeat_interleave(draws, dim=0)
         ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
         matrix = by_name("full_sequence", 1, ladder, 1.0)
@@ -218,14 +219,19 @@ class Video:
         made = torch.cat(list(stream(model, matrix, tokens, past, here, generator=generator)), dim=1)
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
-            said = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8),
-                        draws=2, generator=Generator().manual_seed(0))[:, before + tokens : before + tokens + after]  # fmt: skip
+            heard = Generator(model.device).manual_seed(0)
+            said = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8), draws=2, generator=heard)
+            said = said[:, before + tokens : before + tokens + after]
         best = said.sum(1).view(b, draws).argmax(1)
         return to_bytes(codec.decode(made.unflatten(0, (b, draws))[torch.arange(b), best]))  # type: ignore[union-attr, operator]
 
     @property
     def default_samples(self) -> int:
         return 16
+
+    @property
+    def default_shown(self) -> int:
+        return 6
 
     def judged_by(
         self, number: int, length: int, progress: Progress | None = None, part: str = "test"
@@ -271,7 +277,7 @@ class Video:
         if show is not None and context:
             show(made[:, :context])
         done = context
-        generator = Generator().manual_seed(seed)
+        generator = Generator(model.device).manual_seed(seed)
         for chunk in self.roll_out(model, self.length, made[:, :context], actions, batch=len(real), generator=generator):
             made[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]
@@ -303,7 +309,7 @@ class Video:
             if found:
                 curves[name or "this run"] = found
         files = self._show(folder, made, truth, context)
-        metrics["codec PSNR"] = self._show_codec(model.codec, real[:4, :16], folder)
+        metrics["codec PSNR"] = self._show_codec(model, real[:4, :16], folder)
         files["codec.png"] = f"Real frames, and below each what is left of it in a token: {metrics['codec PSNR']:.1f} dB."
         film = film_of({"real": truth, **{name or "generated": clips for name, clips in shown.items()}}, folder)
         files[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
@@ -317,12 +323,13 @@ class Video:
         heads = ("", *(name or ("this run" if len(runs) > 1 else "figure") for name in runs))
         return Evaluation(metrics, (Table(title, heads, rows),), files)
 
-    def _show_codec(self, codec: nn.Module | None, frames: Frames, folder: Path) -> float:
+    def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> float:
         """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR."""
         from ..film import contact_sheet
         from ..video_scores import psnr
 
-        back = to_bytes(codec.decode(codec.encode(floats(frames[:, : frames.shape[1] // self.stack * self.stack]))))  # type: ignore[union-attr, operator]
+        tokens = encoded(model, frames[:, : frames.shape[1] // self.stack * self.stack])
+        back = to_bytes(model.codec.decode(tokens))  # type: ignore[union-attr, operator]
         frames = frames[:, : back.shape[1]]
         rows = np.stack([frames, back], axis=1).reshape(-1, *frames.shape[1:])
         contact_sheet(rows, folder / "codec.png", names=["real", "encoded"] * len(frames), every=self.stack)
@@ -371,6 +378,12 @@ class Video:
         contact_sheet(made[:8], folder / "rollout.png", every=every, mark=context)
         return {"beginning.png": "Where roll-outs set out from: context framed blue, one frame a token; above each what really happened.",
                 "rollout.png": "Whole roll-outs, twelve frames of each."}  # fmt: skip
+
+
+def encoded(model: DiffusionForcing, frames: Frames) -> Tensor:
+    """Frames (b, t * stack, px, px, 3) as tokens, where the model is."""
+    tokens: Tensor = model.codec.encode(floats(frames).to(model.device))  # type: ignore[union-attr, operator]
+    return tokens
 
 
 def _grid(frames: Frames) -> Frames:
