@@ -503,6 +503,16 @@ def test_sample_writes_a_film_and_sheets(context, model, tmp_path):
     assert shown[0].shape == (2 * 3 * 16, 3 * 6 * 16, 3)  # six clips side by side, the others below, three times as large
 
 
+def test_sample_fills_in_what_lies_between(model, tmp_path):
+    task = changed(TASK, sampling=RollOut(steps=2, context=2, between=3))
+    film, sheet = task.sample(model, tmp_path, samples=2, seed=0, progress=told)
+    assert film.stat().st_size > 0
+    assert is_png(sheet)
+    av = pytest.importorskip("av", reason="mp4 needs PyAV")
+    with av.open(str(film)) as opened:
+        assert sum(1 for _ in opened.decode(video=0)) == 4 + 6 + 4
+
+
 @pytest.mark.parametrize("context", [0, 1])
 def test_evaluate_says_and_draws_what_it_measured(context, model, tmp_path):
     task = changed(TASK, sampling=RollOut(steps=2, context=context))

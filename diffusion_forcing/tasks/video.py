@@ -68,11 +68,14 @@ class RollOut:
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    between: int = 0
+    """Of `dforce sample`: so many tokens between the context and as many tokens that really came after, instead of a roll-out."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps", "horizon")
-        if self.context < 0:
-            raise ValueError(f"context counts tokens, from 0; got {self.context}")
+        for name in ("context", "between"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -354,11 +357,32 @@ class Video:
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         from ..film import Film, film_name
 
+        if self.sampling.between:
+            return self._sample_between(model, folder, samples, seed, progress)
         film = folder / film_name("samples")
         with Film(film, fps=15, scale=3) as out:
             made, truth, context = self.generate(model, samples, seed, progress, lambda frames: out.add(_grid(frames)))
         files = self._show(folder, made, truth, context)
         return [film, *(folder / name for name in files)]
+
+    def _sample_between(self, model: DiffusionForcing, folder: Path, samples: int, seed: int, progress: Progress) -> list[Path]:
+        """Real clips of which the middle is imagined, as a film and a sheet."""
+        from ..film import contact_sheet, write_film
+
+        context, gap = max(1, self.sampling.context) * self.stack, self.sampling.between * self.stack
+        real, actions = self.judged_by(samples, 2 * context + gap, progress)
+        made = real.copy()
+        for i in range(len(real)):
+            progress("clips", i, len(real))
+            made[i, context : context + gap] = self.between(
+                model, real[i : i + 1, :context], real[i : i + 1, context + gap :], self.sampling.between, actions=actions[i : i + 1],
+                generator=Generator(model.device).manual_seed(seed + i),
+            )[0]  # fmt: skip
+        progress("clips", len(real), len(real))
+        rows = np.stack([real, made], axis=1)[:4].reshape(-1, *real.shape[1:])
+        sheet = folder / "between.png"
+        contact_sheet(rows, sheet, names=["real", "imagined"] * (len(rows) // 2), every=self.stack, mark=context)
+        return [folder / write_film(folder, "between", _grid(made), fps=15, scale=3), sheet]
 
     def _show(self, folder: Path, made: Frames, truth: Frames, context: int) -> dict[str, str]:
         """Draws contact sheets; returns their captions by name."""
