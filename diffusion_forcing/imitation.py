@@ -49,11 +49,15 @@ class ImitationAgent:
     """model: of tokens that `data.parts.Parts` encodes. `reset`, then `act` at each moment."""
 
     codec: Any
+    kind: type[Parts] | type[Planes] = Parts
+    doubts_whole = False
+    """Whether all that is seen at a moment has one level."""
 
     def __init__(self, model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> None:
-        if not isinstance(model.codec, Parts | Planes):
+        if not isinstance(model.codec, self.kind):
             raise ValueError(
-                f"an imitation agent wants a model of what is seen and done (Parts, Planes); this one's codec is {model.codec!r:.60}"
+                f"a {type(self).__name__} wants a model of what is seen and done as {self.kind.__name__}; this one's codec is "
+                f"{type(model.codec).__name__}. agent_for(model) makes the agent that fits"
             )
         self.model, self.codec, self.options, self.seed = model.eval(), model.codec, options or ActOptions(), seed
         self.seen = self.codec.names[1:]
@@ -62,14 +66,16 @@ class ImitationAgent:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
-        """From a run, a model's folder, or the name of a shipped model."""
+        """From a run, a model's folder, or the name of a shipped model. options: None for those of the run, if it is one."""
         from .run import SHIPPED, shipped
 
         folder = Path(path)
         if str(path) in shipped() and not folder.exists():
             folder = SHIPPED / str(path)
         inner = folder / "model"
-        return agent_for(DiffusionForcing.from_pretrained(inner if inner.is_dir() else folder), options, seed)
+        if not inner.is_dir():
+            return agent_for(DiffusionForcing.from_pretrained(folder), options, seed)
+        return agent_for(DiffusionForcing.from_pretrained(inner), options or _acting_of(folder), seed)
 
     def reset(self, n: int = 1) -> None:
         """Begin anew, with n robots."""
@@ -88,12 +94,13 @@ class ImitationAgent:
         """How many tokens a memory of so many moments holds; the actions that led to the first of these are none of it."""
         return moments * len(self.codec.names) - 1
 
+    @torch.no_grad()
     def act(self, observation: Mapping[str, Any], level: Level = 0, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Look and decide: actions (n, chunk, a), to be carried out until the next look.
 
-        observation: of each camera (n, px, px, 3) bytes, of the state (n, s); for one robot the first axis may be left out. level: 0..K,
-        how far all of it or (by name) each part is doubted, one for all robots or (n,). What is not believed at all (K) may be missing or
-        NaN. doing: actions (n, chunk, a) that are carried out instead of those decided, which is what is remembered then.
+        observation: of each camera (n, px, px, 3), bytes or 0 to 1, of the state (n, s); for one robot the first axis may be left out.
+        level: 0..K, how far all of it or (by name) each part is doubted, one for all robots or (n,). What is not believed at all (K) may be
+        missing or NaN. doing: actions (n, chunk, a) that are carried out instead of those decided, which is what is remembered then.
         """
         levels = self._levels(level)
         looks = [self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)]
@@ -101,6 +108,7 @@ class ImitationAgent:
         self._past.add(self._noised(tokens, levels), self._told(len(self.seen), 1), levels)
         return self._decide(doing)
 
+    @torch.no_grad()
     def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """Look at nothing, and go on with what might be seen: actions (n, chunk, a), and what was imagined, each part (n, *shape)."""
         seen = {}
@@ -118,7 +126,6 @@ class ImitationAgent:
         self._last = done[:, -1]
         return decided.numpy()
 
-    @torch.no_grad()
     def _sample(self, part: int) -> Tensor:
         """The next token (n, 1, width), which is one of that part."""
         denoise = self.model.denoiser(self._told(1, part), self._past.state)
@@ -176,6 +183,11 @@ class ImitationAgent:
                     f"{name} of robot {which} holds NaN or infinite values; if it is missing, say so by level {self.model.schedule.levels}"
                 )
             array = np.where(broken.reshape(-1, *(1,) * len(shape)), 0, array)
+        if len(shape) == 3 and len(believed := array[~ignored.numpy()]) and not _is_picture(believed):
+            raise ValueError(
+                f"{name} is a picture: bytes (uint8), or numbers from 0 to 1; got {array.dtype} from {float(believed.min()):.3g} to "
+                f"{float(believed.max()):.3g}. Turn it into uint8 from 0 to 255 first"
+            )
         return torch.as_tensor(np.ascontiguousarray(array))
 
 
@@ -185,6 +197,9 @@ class MomentAgent(ImitationAgent):
     Sampling the next token decides what to do and imagines what will be seen; what is then seen takes the place of the latter.
     """
 
+    kind = Planes
+    doubts_whole = True
+
     def _begin(self) -> None:
         self._done = torch.zeros(self.n, *self.codec.shapes[ACTIONS])
         self._imagined: Tensor | None = None
@@ -192,6 +207,7 @@ class MomentAgent(ImitationAgent):
     def _tokens(self, moments: int) -> int:
         return moments
 
+    @torch.no_grad()
     def act(self, observation: Mapping[str, Any], level: Level = 0, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         levels = self._levels(level)
         if not (levels == levels[:, :1]).all():
@@ -203,6 +219,7 @@ class MomentAgent(ImitationAgent):
         self._past.add(self._noised(token, levels[:, :1]), None, levels[:, :1])
         return self._decide(doing)
 
+    @torch.no_grad()
     def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         if self._imagined is None:
             raise ValueError("to imagine what comes next the agent looks once first: act(observation)")
@@ -223,3 +240,21 @@ def agent_for(model: DiffusionForcing, options: ActOptions | None = None, seed: 
     """The agent that a model's tokens ask for."""
     kind = MomentAgent if isinstance(model.codec, Planes) else ImitationAgent
     return kind(model, options, seed)
+
+
+def _acting_of(run: Path) -> ActOptions | None:
+    """How the agent of a run acts, as the run wrote it down; None if there is no run of imitation in that folder."""
+    from .config import from_dict, read_json
+
+    file = run / "config.json"
+    config = read_json(file) if file.is_file() else None
+    task = config.get("task") if isinstance(config, dict) else None
+    if not isinstance(task, dict) or task.get("kind") != "Imitation" or "acting" not in task:
+        return None
+    acting: ActOptions = from_dict(ActOptions, task["acting"], f"{file.name}: task.acting")
+    return acting
+
+
+def _is_picture(array: NDArray[Any]) -> bool:
+    """Whether numbers are bytes, or finite ones from 0 to 1."""
+    return array.dtype == np.uint8 or (array.dtype.kind == "f" and bool((array >= 0).all() and (array <= 1).all()))

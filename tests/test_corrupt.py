@@ -109,6 +109,54 @@ def test_frames_are_counted_in_steps_too():
     assert told == [bool(env.corruption.when[step // EVERY]) for step in range(1, 120)]
 
 
+class Alone(Still):
+    """An environment whose observation is one picture that is not square."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 255, (12, 20, 3), np.uint8)
+
+    def look(self):
+        return np.full((12, 20, 3), 100, np.uint8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_may_be_all_there_is_and_of_any_shape(kind):
+    env = Corrupted(Alone(), kind, EVERY, 40)
+    looks = [env.reset(seed=1)]
+    looks += [(found[0], found[4]) for found in (env.step_many(np.zeros((EVERY, 1))) for _ in range(39))]
+    assert any(info["doubtful"]["picture"] for _, info in looks)
+    for observation, info in looks:
+        assert observation.shape == (12, 20, 3)
+        assert (observation != 100).any() == info["doubtful"]["picture"]
+
+
+def test_a_ball_goes_through_the_whole_of_a_wide_picture():
+    wide = {"front": np.full((16, 128, 3), 100, np.uint8)}
+    found = []
+    for seed in range(20):
+        corruption = Corruption("distractors", 40, ("front",), seed)
+        shown = [corruption.apply(wide, int(frame))["front"] for frame in np.flatnonzero(corruption.when)]
+        found += [np.argwhere((picture == np.array(corruption._ball[2])).all(-1)) for picture in shown]
+    columns = np.concatenate(found)[:, 1]
+    assert columns.min() < 16
+    assert columns.max() > 112
+
+
+def test_a_reset_without_a_seed_goes_on_from_the_last_one():
+    def corruptions(seed):
+        env = Corrupted(Still(), "dropped", EVERY, 40)
+        env.reset(seed=seed)
+        drawn = []
+        for _ in range(4):
+            env.reset()
+            drawn.append(env.corruption.when.tolist())
+        return drawn
+
+    assert corruptions(3) == corruptions(3) != corruptions(4)
+    assert len(set(map(str, corruptions(3)))) > 1
+
+
 def test_what_cannot_be_corrupted_is_refused():
     with pytest.raises(ValueError, match="there is no corruption 'fog'; choose from distractors, occluded, dropped"):
         Corruption("fog", 40, CAMERAS)
@@ -116,3 +164,7 @@ def test_what_cannot_be_corrupted_is_refused():
     blind.observation_space = gymnasium.spaces.Dict({"pose": blind.observation_space["pose"]})
     with pytest.raises(ValueError, match="only pictures can be corrupted"):
         Corrupted(blind, "dropped")
+    for space in (gymnasium.spaces.Box(0, 1, (8, 8, 3), np.float32), gymnasium.spaces.Box(0, 255, (8, 8), np.uint8)):
+        blind.observation_space = space
+        with pytest.raises(ValueError, match=r"uint8 \(height, width, 3\), alone or in a dict; this environment's observations are Box"):
+            Corrupted(blind, "dropped")

@@ -1,7 +1,10 @@
 """Eyes: a picture to a few numbers and back, trained once."""
 
+import os
+
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from diffusion_forcing.data.codec import build_codec, describe_codec
@@ -66,6 +69,27 @@ def test_an_eye_is_the_same_each_time_and_taken_from_the_cache(cache):
     assert not torch.allclose(looked[0], looked[3])
 
 
+def test_two_processes_may_train_the_same_eye_at_once(cache, monkeypatch):
+    """Another one writes its eye while this one is writing: both end with the file in place, and nothing else."""
+    pictures, _ = blobs(20)
+    save, others = safetensors.torch.save_file, []
+
+    def saving(tensors, path):
+        save(tensors, path)
+        if not others:
+            others.append(os.getpid() + 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: others[0])
+                prepare_eye(pictures, latent=4, steps=2)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", saving)
+    eye = prepare_eye(pictures, latent=4, steps=2)
+    (file,) = cache.iterdir()
+    assert file.name.startswith("eye-")
+    seen = torch.as_tensor(pictures[:2])
+    torch.testing.assert_close(prepare_eye(pictures, latent=4, steps=2).encode(seen), eye.encode(seen))
+
+
 def test_parts_see_through_eyes_and_are_saved_with_them():
     pictures, places = blobs(60)
     eye = train_eye(pictures, latent=5, steps=5)
@@ -80,6 +104,7 @@ def test_parts_see_through_eyes_and_are_saved_with_them():
     empty.load_state_dict(codec.state_dict())
     torch.testing.assert_close(empty.encode_part("front", parts["front"][None]), tokens)
     torch.testing.assert_close(empty.decode_part("front", tokens), codec.decode_part("front", tokens))
+    assert not empty.decode_part("front", tokens).requires_grad
 
 
 def test_all_numbers_of_an_eye_bring_its_picture_back():

@@ -11,7 +11,7 @@ from oracles import randomised
 from small import pushes_file
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, save_experiment
 from diffusion_forcing.data.codec import build_codec, describe_codec
 from diffusion_forcing.data.demonstrations import Demonstrations
 from diffusion_forcing.data.parts import Parts
@@ -27,12 +27,12 @@ K = 100
 PX = 6
 
 
-def demonstrations(episodes=5, frames=7, every=3, seed=0, cameras=("front", "hand"), state=2):
+def demonstrations(episodes=5, frames=7, every=3, seed=0, cameras=("front", "hand"), state=2, px=PX):
     draw = np.random.default_rng(seed)
     return Demonstrations(
         [draw.normal(size=(every * (frames - 1), 2)) for _ in range(episodes)],
         [draw.normal(size=(frames, state)) for _ in range(episodes)],
-        {name: [draw.integers(0, 256, (frames, PX, PX, 3), dtype=np.uint8) for _ in range(episodes)] for name in cameras},
+        {name: [draw.integers(0, 256, (frames, px, px, 3), dtype=np.uint8) for _ in range(episodes)] for name in cameras},
         every,
         fps=20,
     )
@@ -67,10 +67,10 @@ def model():
     return model_for(TASK)
 
 
-def look(n=2, seed=0, **changes):
+def look(n=2, seed=0, px=PX, **changes):
     """What n robots see."""
     draw = np.random.default_rng(seed)
-    cameras = {name: draw.integers(0, 256, (n, PX, PX, 3), dtype=np.uint8) for name in ("front", "hand")}
+    cameras = {name: draw.integers(0, 256, (n, px, px, 3), dtype=np.uint8) for name in ("front", "hand")}
     return {**cameras, "state": draw.normal(size=(n, 2)).astype(np.float32), **changes}
 
 
@@ -174,6 +174,67 @@ def test_each_offset_is_a_sequence_of_its_own():
     task = Imitation(Given(lambda: demonstrations(3, every=1, cameras=())), chunk=2, offsets=2, moments=4)
     assert len(task.data().train) == 4
     assert len(task.data().valid) == 1
+
+
+def test_there_are_no_more_offsets_than_looks_in_a_chunk():
+    """One more would be the first again, without its first chunk."""
+    for every, chunk, number in ((3, 3, 1), (3, 6, 2), (1, 2, 2)):
+        shown = demonstrations(3, every=every, cameras=())
+        data = Imitation(Given(lambda shown=shown: shown), chunk=chunk, offsets=9, moments=4).data()
+        assert len(data.train) == 2 * number
+
+
+@pytest.mark.parametrize(("chunk", "every"), [(15, 5), (8, 4), (6, 3), (7, 1), (1, 1)])
+def test_demonstrations_of_ones_own_are_seen_within_a_chunk(chunk, every, monkeypatch):
+    asked = []
+    monkeypatch.setattr("diffusion_forcing.data.lerobot.read_lerobot", lambda *_, **options: asked.append(options["every"]))
+    Recorded().demonstrations(chunk)
+    assert asked == [every]
+
+
+def test_windows_begin_with_a_look_and_end_with_the_actions_after_the_last():
+    windows = changed(TASK, moments=2).data().train  # of 7 looks each, with 6 chunks between them
+    drawn = windows.draw(1000, torch.Generator().manual_seed(0))
+    assert drawn[:, 1].unique().tolist() == [0, 4, 8, 12, 16]
+    assert drawn[:, 1].bincount()[::4].min() > 150
+    batch = windows.read(drawn)
+    assert (batch.cond[..., :4].argmax(-1) == torch.tensor([1, 2, 3, 0, 1, 2, 3, 0])).all()
+    assert batch.mask.all()
+    assert (windows.all()[:, 1] % 4 == 0).all()
+
+
+def test_windows_as_long_as_demonstrations_begin_where_these_do():
+    for moments in (7, 8, 100):
+        windows = changed(TASK, moments=moments).data().train
+        assert windows.length == 7 * 4 - 1  # nothing is done after the last look
+        assert not windows.draw(50)[:, 1].any()
+        assert windows.all().tolist() == [[i, 0] for i in range(4)]
+
+
+@pytest.mark.parametrize("moments", [1, 2, 3])
+def test_an_agent_that_forgets_decides_after_what_it_was_trained_on(moments, model, monkeypatch):
+    windows = changed(TASK, moments=moments).data().train
+    kinds = windows.read(windows.draw(1)).cond[0, :, :4].argmax(1).tolist()
+    heard, sample = [], ImitationAgent._sample
+
+    def listening(self, part):
+        heard.append([*self._past.recent[2][0, :, :4].argmax(1).tolist(), part])
+        return sample(self, part)
+
+    monkeypatch.setattr(ImitationAgent, "_sample", listening)
+    agent = agent_of(model, memory=moments)
+    for seed in range(5):
+        agent.act(look(seed=seed))
+    assert heard[-1] == kinds
+
+
+def test_an_agent_that_sees_one_look_is_trained(tmp_path):
+    task = changed(TASK, moments=1, acting=ActOptions(steps=2, memory=1))
+    training = TrainConfig(steps=3, batch=4, draw="remembered", validate_every=2, log_every=2)
+    train(Experiment(task, ModelConfig(SMALL, levels=K), training), tmp_path, quiet=True)
+    agent = agent_for(DiffusionForcing.from_pretrained(tmp_path / "model"), task.acting)
+    agent.reset(2)
+    assert np.isfinite([agent.act(look(seed=seed)) for seed in range(3)]).all()
 
 
 def test_no_mirror_for_demonstrations_of_ones_own():
@@ -351,6 +412,9 @@ NANS = np.array([[0, 0], [np.nan, 0]], dtype=np.float32)
         (look(), -1, "got -1"),
         (look(), {"back": 3}, "what is seen are front, hand, state; a level was given for 'back'"),
         (look(), np.zeros(3), r"one each, \(2,\); got shape \(3,\)"),
+        (look(front=look()["front"].astype(int)), 0, r"front is a picture: bytes \(uint8\), or .* 0 to 1; got int64 from 0 to 255"),
+        (look(hand=look()["hand"].astype(np.float32)), 0, "hand is a picture.*got float32 from [0-9]+ to 25"),
+        (look(hand=look()["hand"] / 255 - 0.5), np.array([0, K]), "hand is a picture.*got float64 from -0.4"),
     ],
 )
 def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
@@ -368,12 +432,49 @@ def test_agents_that_make_no_sense_are_refused(model):
         ImitationAgent(bare)
 
 
+def test_pictures_are_bytes_or_from_0_to_1(model):
+    seen = look()
+    floats = {**seen, "front": seen["front"] / 255, "hand": (seen["hand"] / 255).astype(np.float32)}
+    np.testing.assert_allclose(agent_of(model).act(floats), agent_of(model).act(seen), rtol=1e-4, atol=1e-5)
+    ignored = look(front=seen["front"].astype(int))
+    np.testing.assert_array_equal(agent_of(model).act(ignored, {"front": K}), agent_of(model).act(seen, {"front": K}))
+
+
 def test_an_agent_is_read_from_its_folder(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     for folder in (tmp_path, tmp_path / "model"):
         agent = ImitationAgent.from_pretrained(folder, ActOptions(steps=3))
         agent.reset(2)
         np.testing.assert_allclose(agent.act(look()), agent_of(model).act(look()), rtol=1e-5, atol=1e-6)
+
+
+def test_an_agent_of_a_run_acts_as_the_run_says(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    acting = ActOptions(steps=4, memory=3)
+    save_experiment(Experiment(Imitation(acting=acting)), tmp_path / "config.json")
+    assert ImitationAgent.from_pretrained(tmp_path).options == acting
+    assert ImitationAgent.from_pretrained(tmp_path, ActOptions(steps=2)).options == ActOptions(steps=2)
+    assert ImitationAgent.from_pretrained(tmp_path / "model").options == ActOptions()
+    save_experiment(RECIPES["composition"](), tmp_path / "config.json")
+    assert ImitationAgent.from_pretrained(tmp_path).options == ActOptions()
+
+
+def test_a_loaded_model_with_eyes_acts_imagines_and_shows_what_it_sees(tmp_path, monkeypatch):
+    shown = demonstrations(px=8)
+    monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: shown)
+    task = changed(TASK, world=Recorded(held=1), components=4, eye_steps=2, acting=ActOptions(steps=2))
+    model_for(task).save_pretrained(tmp_path / "model")
+    agent = ImitationAgent.from_pretrained(tmp_path, task.acting)
+    agent.reset(2)
+    assert np.isfinite(agent.act(look(px=8))).all()
+    _, seen = agent.imagine()
+    assert seen["front"].shape == (2, 8, 8, 3)
+    assert not any(parameter.requires_grad for parameter in agent.codec.parameters())
+    loaded = agent.model
+    assert task.imagined(loaded, 1, 0, told)["hand"].shape == (1, 7, 8, 8, 3)
+    evaluation = task.evaluate(loaded, tmp_path, samples=1, seed=0, progress=told)
+    assert list(evaluation.figures) == ["codec.png"]
+    assert is_png(tmp_path / "codec.png")
 
 
 # It learns, and memory is what decides.
@@ -440,7 +541,8 @@ def test_the_rest_of_a_demonstration_is_imagined_from_its_first_look(model, tmp_
 def test_without_a_world_actions_are_compared_with_those_of_people(model, tmp_path, monkeypatch):
     monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: demonstrations())
     task = changed(TASK, world=Recorded(held=2))
-    evaluation = task.evaluate(model, tmp_path, samples=50, seed=0, progress=told)
+    assert task.default_samples == 2
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     (table,) = evaluation.tables
     assert table.title == "Actions on 2 demonstrations kept back: mean distance to what was done"
     assert len(table.rows) == 2
@@ -450,6 +552,21 @@ def test_without_a_world_actions_are_compared_with_those_of_people(model, tmp_pa
     ])  # fmt: skip
     assert float(table.rows[0][2]) == pytest.approx(held, rel=1e-3)
     assert evaluation.metrics["error over spread"] > 0
+    with pytest.warns(UserWarning, match="20 demonstrations were asked for, but 2 are kept back"):
+        fewer = task.evaluate(model, tmp_path, samples=20, seed=0, progress=told)
+    assert fewer.tables[0].title == table.title
+
+
+def test_actions_after_the_end_are_not_compared(tmp_path, monkeypatch):
+    """Episodes of four actions in chunks of three: the second chunk is one action, and two that only fill it."""
+    shown = demonstrations(4, frames=5, every=1, cameras=())
+    monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: shown)
+    task = Imitation(Recorded(held=1), chunk=3, moments=4, acting=ActOptions(steps=2))
+    (table,) = task.evaluate(model_for(task), tmp_path, samples=1, seed=0, progress=told).tables
+    done = shown.actions[-1][:, 0]
+    held = np.abs([0, done[1] - done[0], done[2] - done[0], done[3] - done[2]]).mean()
+    assert float(table.rows[0][2]) == pytest.approx(held, rel=1e-3)
+    assert float(table.rows[0][3]) == pytest.approx(done.std(), rel=1e-3)
 
 
 def test_what_people_did_is_what_is_remembered(model):
@@ -538,6 +655,20 @@ def test_an_agent_of_whole_moments_remembers_what_was_done(joint):
         agent.act(seen, doing=np.full((2, 3, 2), done))
         after.append(agent.act(seen))
     assert not np.allclose(*after)
+
+
+def test_windows_of_whole_moments_hold_the_actions_after_the_last_look():
+    for moments, tokens in ((1, 2), (3, 4), (6, 7), (9, 7)):
+        windows = changed(JOINT, moments=moments).data().train
+        assert windows.length == tokens
+        assert set(windows.draw(300)[:, 1].tolist()) == set(range(8 - tokens))
+
+
+def test_each_agent_names_what_fits_a_model_that_does_not(model, joint):
+    with pytest.raises(ValueError, match=r"ImitationAgent wants .* as Parts; this one's codec is Planes.*agent_for\(model\)"):
+        ImitationAgent(joint)
+    with pytest.raises(ValueError, match=r"MomentAgent wants .* as Planes; this one's codec is Parts.*agent_for\(model\)"):
+        MomentAgent(model)
 
 
 def test_whole_moments_are_doubted_whole(joint):

@@ -12,6 +12,7 @@ import pytest
 from diffusion_forcing.data.clips import fit
 from diffusion_forcing.data.lerobot import read_lerobot
 from diffusion_forcing.film import Film
+from diffusion_forcing.tasks.imitation import moments_of
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot data need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot data need pyarrow")
@@ -153,10 +154,15 @@ def write_3(folder, lengths, films=(), stored=()):
     return written
 
 
+def rows(length, every):
+    """Those that are frames: every so many, and the last."""
+    return sorted({*range(0, length, every), length - 1})
+
+
 def same(data, written, every=1):
     for i, columns in enumerate(written):
         np.testing.assert_array_equal(data.actions[i], columns["action"])
-        np.testing.assert_array_equal(data.states[i], columns["observation.state"][::every])
+        np.testing.assert_array_equal(data.states[i], columns["observation.state"][rows(len(columns["action"]), every)])
 
 
 # What was written.
@@ -184,17 +190,24 @@ def test_each_version_comes_back(version, films, tmp_path):
 
 @pytest.mark.parametrize("write", [write_2, write_3])
 @pytest.mark.parametrize("every", [1, 2, 5, 20])
-def test_frames_are_those_before_every_nth_action(write, every, tmp_path):
+def test_frames_are_those_before_every_nth_action_and_the_last(write, every, tmp_path):
     films = (TOP,) if av else ()
     written = write(tmp_path, [9, 10, 11], films, ("observation.image",))
     data = read_lerobot(tmp_path, px=8, every=every)
     same(data, written, every)
     assert data.every == every
     for i in range(3):
-        expected = (5 * i + np.arange(9 + i))[::every].tolist()
+        expected = [5 * i + row for row in rows(9 + i, every)]
         assert shown(data.images["image"][i]) == expected
         if films:
             assert shown(data.images["top"][i]) == expected
+
+
+def test_the_last_look_is_at_the_last_row(tmp_path):
+    (written,) = write_2(tmp_path, [9])
+    moments = moments_of(read_lerobot(tmp_path, every=3), 0, 6)
+    np.testing.assert_array_equal(moments["state"], written["observation.state"][[0, 6, 8]])
+    np.testing.assert_array_equal(moments["actions"][2], written["action"][[6, 7, 8, 8, 8, 8]])
 
 
 def test_pictures_in_tables_are_cut_and_averaged_as_clips_are(tmp_path):

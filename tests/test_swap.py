@@ -1,12 +1,14 @@
 """The swap robot: kinematics as published, a success that cannot be feigned, disturbances by seed, and an expert that needs its eyes."""
 
 import itertools
+import sys
 import time
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from small import dforce, flat
 
 from diffusion_forcing.data import swap as data
 from diffusion_forcing.envs.swap import (
@@ -504,6 +506,17 @@ def test_no_renderer_says_what_to_install(monkeypatch):
     monkeypatch.setenv("PYOPENGL_PLATFORM", "egl")
     with pytest.raises(RuntimeError, match=r"no renderer starts \(egl: .*osmesa: .*apt install"):
         franka._context(16)
+
+
+def test_a_command_without_a_renderer_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path))
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.setitem(sys.modules, "mujoco.glfw", None)
+    assert dforce("data", "swap") == 2
+    words = flat(capsys.readouterr().err)
+    assert "no renderer starts (glfw: ModuleNotFoundError: " in words
+    assert "Install one: apt install libegl1" in words
+    assert "Traceback" not in words
 
 
 # ---------------------------------------------------------------- interfaces

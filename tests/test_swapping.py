@@ -1,6 +1,7 @@
 """The swap as a task: demonstrations become tokens, trials are run on the same episodes, and being told is a matter of levels."""
 
 from dataclasses import replace as changed
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ pytest.importorskip("gymnasium", reason="the swap is a Gymnasium environment")
 
 from oracles import randomised
 
-from diffusion_forcing.config import ModelConfig, RNNConfig
+from diffusion_forcing.config import ConvRNNConfig, ModelConfig, RNNConfig
+from diffusion_forcing.envs.corrupt import Corruption
 from diffusion_forcing.envs.swap import SwapEnv
 from diffusion_forcing.envs.swap_expert import Expert
 from diffusion_forcing.imitation import ActOptions, ImitationAgent
@@ -31,8 +33,12 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(cache):
-    data = TASK.data()
-    model = ModelConfig(RNNConfig(hidden=8), levels=K).build(data.train.event, data.train.cond_width, data.codec)
+    return model_for(TASK, RNNConfig(hidden=8))
+
+
+def model_for(task, backbone):
+    data = task.data()
+    model = ModelConfig(backbone, levels=K).build(data.train.event, data.train.cond_width, data.codec)
     randomised(model.backbone, seed=1)
     return model.eval()
 
@@ -45,8 +51,11 @@ def told(what, done, of):
 class Knowing:
     """An agent that acts as the scripted expert does in its own copies of the episodes, and notes what it is told."""
 
-    def __init__(self, model, seen=("front", "hand")):
+    doubts_whole = False
+
+    def __init__(self, model, seen=("front", "hand"), chunk=15):
         self.model, self.seen, self.levels = model, seen, []
+        self.codec = SimpleNamespace(shapes={"actions": (chunk, 7)})
 
     def reset(self, n):
         self.n, self.experts = n, None
@@ -64,7 +73,7 @@ class Knowing:
         chunks = []
         for expert in self.experts:
             chunk = []
-            for _ in range(15):
+            for _ in range(self.codec.shapes["actions"][0]):
                 chunk.append(expert.act())
                 expert.env.step_many(chunk[-1][None], look=False)
             chunks.append(np.stack(chunk))
@@ -126,6 +135,66 @@ def test_every_trial_has_its_row(model, tmp_path):
     assert evaluation.metrics["milliseconds a chunk"] > 0
     assert "codec.png" in evaluation.figures
     assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
+
+
+@pytest.mark.parametrize("chunk", [5, 30])
+def test_an_episode_is_played_to_its_end_whatever_the_chunk(chunk, model):
+    agent = Knowing(model, chunk=chunk)
+    assert WORLD._trial(agent, "clean", True, 2, 0, told).success.all()
+    agent = Knowing(model, chunk=chunk)
+    WORLD._trial(agent, "dropped", True, 1, 0, told)
+    when = Corruption("dropped", 600 // chunk + 1, ("front", "hand"), 0).when
+    assert [bool(levels["front"]) for levels in agent.levels] == when[:-1].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 35, 450])
+def test_chunks_that_do_not_fill_an_episode_are_refused(chunk):
+    with pytest.raises(ValueError, match=f"has 600 actions and is seen every 5, so that chunks are of 5, 10, 15, .*; got {chunk}"):
+        changed(TASK, chunk=chunk)
+    assert SwapEnv(16, "twin").steps == swapping.STEPS
+
+
+def test_every_trial_runs_where_a_moment_is_doubted_whole(model, tmp_path):
+    task = changed(TASK, chunk=60, joint=True)  # long chunks, for few looks
+    joint = model_for(task, ConvRNNConfig(4, 4, (1, 2), 1))
+    evaluation = task.evaluate(joint, tmp_path, samples=1, seed=0, progress=told)
+    assert {"occluded, told", "distractors, told", "imagine"} <= evaluation.metrics.keys()
+    one = Knowing(model)
+    one.doubts_whole = True
+    WORLD._trial(one, "occluded", True, 2, 0, told)
+    heard = np.array([[levels[name] for name in one.seen] for levels in one.levels])
+    assert (heard[:, 0] == heard[:, 1]).all()
+    assert set(np.unique(heard)) == {0, K}
+
+
+@pytest.mark.parametrize(
+    ("samples", "seed", "words"),
+    [
+        (1, 100, "seed from 0 to 99: from 100 on its episodes would be those of the demonstrations; got 100"),
+        (1, -1, "seed from 0 to 99.*got -1"),
+        (10_001, 0, "has 10,000 episodes at most, then come those of the next seed; got 10,001"),
+    ],
+)
+def test_episodes_of_other_seeds_are_refused(samples, seed, words, model, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        WORLD.try_out(Knowing(model), tmp_path, samples=samples, seed=seed, progress=told)
+
+
+def test_demonstrations_are_not_made_to_draw_one(model, tmp_path, monkeypatch):
+    def made(*_):
+        raise AssertionError("made")
+
+    agent = ImitationAgent(model, ActOptions(steps=1))
+    with monkeypatch.context() as patch:  # those that are there are drawn
+        patch.setattr(Swapping, "example", made)
+        assert list(TASK._show_codec(agent, tmp_path, None, told)) == ["codec.png"]
+    (tmp_path / "codec.png").unlink()
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(Swapping, "prepare", made)
+    assert list(TASK._show_codec(agent, tmp_path, None, told)) == ["codec.png"]
+    assert (tmp_path / "codec.png").stat().st_size > 0
+    shown = WORLD.example(30)
+    assert (len(shown), shown.every, len(shown.states[0])) == (1, 30, 21)
 
 
 def test_an_agent_that_imagines_looks_once(model, monkeypatch):

@@ -2,7 +2,8 @@
 
 Frame j, a state and a picture of each camera, is what is seen before action j * every: there are `every` control steps from one frame to
 the next. An episode of F frames has every * (F - 1) actions if it ends with a look, every * F if it ends with an act, or any number
-between. Push-T looks before each action: every is 1, and there are as many frames as actions.
+between. Where it ends between two frames, a last one may come sooner and is what was seen at the end: there are fewer actions then, but
+more than every * (F - 2). Push-T looks before each action: every is 1, and there are as many frames as actions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PUSHT_FPS = 10.0
 class Demonstrations:
     """Episodes of actions (T_i, a) and of frames: states (F_i, s) and, for each camera, images (F_i, px, px, 3) uint8.
 
-    every * (F_i - 1) <= T_i <= every * F_i, and T_i is 2 at least. Without a state s is 0, and there is a camera. Numbers are kept as
+    every * (F_i - 2) < T_i <= every * F_i, and T_i is 2 at least. Without a state s is 0, and there is a camera. Numbers are kept as
     float32.
     """
 
@@ -65,7 +66,7 @@ class Demonstrations:
     def _check_lengths(self, i: int, actions: int, frames: int) -> None:
         if actions < 2:
             raise ValueError(f"a demonstration has 2 actions at least; episode {i} has {actions}, leave it out")
-        fewest, most = max(2, self.every * (frames - 1)), self.every * frames
+        fewest, most = max(2, self.every * (frames - 2) + 1), self.every * frames
         if not fewest <= actions <= most:
             raise ValueError(f"a frame is seen every {self.every} actions, so {frames} frames go with {fewest} to {most} actions; episode "
                              f"{i} has {actions}: check `every`, and that frame j is what is seen before action j * every")  # fmt: skip

@@ -83,7 +83,7 @@ def read_lerobot(
 
     cameras: names, such as `top` or `observation.images.top`; None for all, () for none. states: columns that make the state, side by
     side; None for `observation.state`. px: side of the images, the square in the middle, each pixel the mean of its area. every: steps
-    from one frame to the next; of a film, only frames that are needed become images.
+    from one frame to the next, and the last row is a frame too; of a film, only frames that are needed become images.
     """
     check_counts(px=px, every=every)
     layout = _read_info(Path(folder), cameras, states)
@@ -304,8 +304,9 @@ def _read(layout: _Layout, tables: _Tables, episode: _Episode, px: int, every: i
     if len(table) < 2:
         raise Unreadable(f"{what} has {len(table)} rows of it, where a demonstration has 2 at least")
     actions = _numbers(table, "action", what).astype(np.float32)
-    columns = [_numbers(table, name, what)[::every].astype(np.float32) for name in layout.states]
-    states = np.concatenate([*columns, np.zeros((len(range(0, len(table), every)), 0), np.float32)], axis=1)
+    rows = np.unique([*range(0, len(table), every), len(table) - 1])
+    columns = [_numbers(table, name, what)[rows].astype(np.float32) for name in layout.states]
+    states = np.concatenate([*columns, np.zeros((len(rows), 0), np.float32)], axis=1)
     times = np.arange(len(table)) / layout.fps
     if "timestamp" in table.column_names:
         times = _numbers(table, "timestamp", what)[:, 0]
@@ -315,9 +316,9 @@ def _read(layout: _Layout, tables: _Tables, episode: _Episode, px: int, every: i
     for name, feature in layout.cameras.items():
         if layout.film(feature):
             file, begin = episode.films[feature]
-            images[name] = _frames(file, _name(layout, file), begin + times[::every], layout.fps, px)
+            images[name] = _frames(file, _name(layout, file), begin + times[rows], layout.fps, px)
         else:
-            images[name] = _stored(table.column(feature).take(np.arange(0, len(table), every)).to_pylist(), layout, feature, what, px)
+            images[name] = _stored(table.column(feature).take(rows).to_pylist(), layout, feature, what, px)
     return actions, states, images
 
 

@@ -41,6 +41,7 @@ class Parts(nn.Module):
         self.width = max(self.kept.values())
         found = eyes or {}
         self.eyes = nn.ModuleDict({f"eye{i}": found[name] for i, name in enumerate(self.shapes) if name in found})
+        self.eyes.requires_grad_(False)  # trained first, then left as they are, also when built anew to be loaded
         for i, (name, shape) in enumerate(self.shapes.items()):
             d = found[name].config["latent"] if name in found else math.prod(shape)
             self.register_buffer(f"mean{i}", torch.zeros(d))

@@ -37,7 +37,7 @@ def prepare_swap(
         raise ValueError(f"number counts demonstrations, 1 or more; got {number}")
     if seed < 0:
         raise ValueError(f"a seed is 0 or more; got {seed}")
-    file = cache_folder() / f"swap-v{VERSION}-{body}-{number}-{px}px-{seed}.npz"
+    file = swap_file(number, px, seed, body)
     if not file.exists():
         from ..pretrained import write_atomically
 
@@ -53,6 +53,11 @@ def prepare_swap(
         write_atomically(own, write)
         own.replace(file)
     return file
+
+
+def swap_file(number: int, px: int, seed: int, body: str) -> Path:
+    """Where `prepare_swap` keeps demonstrations, made or not."""
+    return cache_folder() / f"swap-v{VERSION}-{body}-{number}-{px}px-{seed}.npz"
 
 
 def load_swap(path: Path) -> Demonstrations:

@@ -20,6 +20,8 @@ Kind = Literal["distractors", "occluded", "dropped"]
 """distractors: patches and a ball of a fruit's colour that moves, in all cameras. occluded: one camera covered. dropped: all black."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Pictures = dict[str, NDArray[np.uint8]]
+PICTURE = "picture"
+"""Name of the camera of an environment whose observation is nothing but a picture."""
 COLOURS = ((214, 40, 40), (240, 150, 30))
 """Of the ball: an apple's and an orange's."""
 
@@ -50,7 +52,7 @@ class Corruption:
         return {name: now and (self.kind != "occluded" or name == self.covered) for name in self.cameras}
 
     def apply(self, pictures: Pictures, frame: int) -> Pictures:
-        """Pictures (px, px, 3) by camera, those that deceive in place of what was seen."""
+        """Pictures (height, width, 3) by camera, those that deceive in place of what was seen."""
         return {
             name: self._deceive(picture, frame) if self.doubtful(frame).get(name) else picture for name, picture in pictures.items()
         }  # fmt: skip
@@ -60,37 +62,45 @@ class Corruption:
             return np.zeros_like(picture)
         if self.kind == "occluded":
             return np.full_like(picture, 90)
-        px = len(picture)
+        sides = np.array(picture.shape[:2])
         out = picture.copy()
         for at, size, colour in self._patches:
-            (top, left), (high, wide) = (at * px).astype(int), (size * px).astype(int)
+            (top, left), (high, wide) = (at * sides).astype(int), (size * sides).astype(int)
             out[top : top + high, left : left + wide] = colour
         place, speed, ball = self._ball
-        y, x = np.abs((place + speed * frame) % 2 - 1) * px  # to and fro
-        rows, columns = np.mgrid[:px, :px]
-        out[(rows - y) ** 2 + (columns - x) ** 2 < (0.07 * px) ** 2] = ball
+        y, x = np.abs((place + speed * frame) % 2 - 1) * sides  # to and fro
+        rows, columns = np.mgrid[: sides[0], : sides[1]]
+        out[(rows - y) ** 2 + (columns - x) ** 2 < (0.07 * sides.min()) ** 2] = ball
         return out
 
 
 class Corrupted(gymnasium.Wrapper):
     """An environment whose pictures deceive at times. info["doubtful"] says of each camera whether it does now: a detector is not needed.
 
+    Observations are a dict with pictures in it, uint8 (height, width, 3), or one such picture, which is then the camera PICTURE.
     kind: see `Corruption`; every: steps from one look to the next, through all of which a corruption lasts.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], kind: Kind, every: int = 15, frames: int = 41) -> None:
         super().__init__(env)
         space: Any = env.observation_space
-        self._cameras = tuple(name for name, part in space.spaces.items() if part.dtype == np.uint8)
+        self._alone = not isinstance(space, gymnasium.spaces.Dict)
+        spaces = {PICTURE: space} if self._alone else space.spaces
+        self._cameras = tuple(name for name, part in spaces.items() if part.dtype == np.uint8 and _of_picture(part.shape))
         if not self._cameras:
-            raise ValueError("only pictures can be corrupted, uint8 (px, px, 3) in a dict; this environment has none")
+            raise ValueError(
+                f"only pictures can be corrupted, uint8 (height, width, 3), alone or in a dict; this environment's observations are {space}"
+            )
         self._kind, self._every, self._frames, self._time = kind, every, frames, 0
+        self._rng = np.random.default_rng()
         self.corruption = Corruption(kind, frames, self._cameras)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         self._time = 0
-        number = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        if seed is not None:
+            self._rng = np.random.default_rng((12, seed))  # for resets without a seed, from here on
+        number = int(self._rng.integers(2**31)) if seed is None else seed
         self.corruption = Corruption(self._kind, self._frames, self._cameras, number)
         return self._seen(observation, info)
 
@@ -108,5 +118,11 @@ class Corrupted(gymnasium.Wrapper):
 
     def _seen(self, observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         frame = self._time // self._every
-        pictures = {name: observation[name] for name in self._cameras if name in observation}
-        return {**observation, **self.corruption.apply(pictures, frame)}, {**info, "doubtful": self.corruption.doubtful(frame)}
+        parts = {PICTURE: observation} if self._alone else observation
+        pictures = {name: parts[name] for name in self._cameras if name in parts}
+        seen = {**parts, **self.corruption.apply(pictures, frame)}
+        return seen[PICTURE] if self._alone else seen, {**info, "doubtful": self.corruption.doubtful(frame)}
+
+
+def _of_picture(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) == 3 and shape[-1] == 3

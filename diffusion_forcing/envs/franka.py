@@ -301,6 +301,10 @@ class Franka:
 # ---------------------------------------------------------------- pictures
 
 
+class NoRenderer(ImportError, RuntimeError):
+    """Nothing that draws could be loaded. What is to be installed, a command says without a traceback, as of any ImportError."""
+
+
 class Pictures:
     """Pictures of a model without a display. Close it: graphics memory is not given back otherwise."""
 
@@ -348,7 +352,7 @@ def _context(px: int) -> Any:
                 os.environ.pop("PYOPENGL_PLATFORM", None)
                 for name in [name for name in sys.modules if name.split(".")[0] == "OpenGL" or name.startswith(f"mujoco.{kind}")]:
                     del sys.modules[name]
-    raise RuntimeError(
+    raise NoRenderer(
         f"no renderer starts ({'; '.join(failures)}). Install one: apt install libegl1 libgl1-mesa-dri for EGL, or libosmesa6 for OSMesa, "
         "and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
     )

@@ -35,7 +35,7 @@ def swap_paper() -> Experiment:
 
 def imitation() -> Experiment:
     """Demonstrations of your own: --data FOLDER of a LeRobot data set (v2.1); a GRU over what is seen and done, an hour on two cores."""
-    return Experiment(Imitation(Recorded()), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
+    return Experiment(Imitation(Recorded(), offsets=3), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
 def pusht() -> Experiment:

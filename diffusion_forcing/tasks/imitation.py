@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..checks import check_options
 from ..data.eyes import as_floats, prepare_eye
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ..model import DiffusionForcing
 
 Moments = dict[str, NDArray]
+SEEN = 5
+"""Actions from one look to the next at most, of demonstrations of one's own: looks between chunks are where offsets begin."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Recorded:
     def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
         from ..data.lerobot import read_lerobot
 
-        return read_lerobot(self.path, cameras=self.cameras, px=self.px, every=chunk, progress=progress)
+        every = max(steps for steps in range(1, SEEN + 1) if chunk % steps == 0)
+        return read_lerobot(self.path, cameras=self.cameras, px=self.px, every=every, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,9 @@ class Imitation:
     joint: bool = False
     """One token a moment, as in the paper: pictures and actions are planes of one picture, for a convolutional network."""
     moments: int = 40
-    """Moments a window of training has at most."""
+    """Looks of a window of training, with the actions after each; less where demonstrations are shorter."""
     offsets: int = 1
-    """Of demonstrations that look at each step: how many ways to cut one into chunks are trained on, each beginning later."""
+    """How many ways to cut a demonstration into chunks are trained on, each beginning a look later; no more than a chunk has looks."""
     mirror: bool = False
     """Whether each demonstration is also trained on as seen in a mirror, in worlds that look the same there."""
     acting: ActOptions = field(default_factory=ActOptions)
@@ -86,6 +91,8 @@ class Imitation:
             raise ValueError(f"eye_steps counts steps, or is 0 for principal directions; got {self.eye_steps}")
         if self.mirror and isinstance(self.world, Recorded):
             raise ValueError("which numbers of recorded actions a mirror would turn round is not known; set mirror=False")
+        if isinstance(self.world, Swapping):
+            self.world.check_chunk(self.chunk)
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The demonstrations, made if they are not in the cache. Returns their file or folder."""
@@ -96,24 +103,33 @@ class Imitation:
 
     @property
     def default_samples(self) -> int:
-        return 50
+        return self.world.held if isinstance(self.world, Recorded) else 50
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         agent = agent_for(model, self.acting, seed)
+        shown: Demonstrations | None = None
         if isinstance(self.world, Recorded):
-            return self._compare(agent, min(samples, self.world.held), progress)
-        evaluation = self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
-        shown = self._show_codec(agent, folder, progress)
-        return dataclasses.replace(evaluation, figures={**evaluation.figures, **shown})
+            shown = self._kept_back(progress)
+            evaluation = self._compare(agent, shown, samples, progress)
+        else:
+            evaluation = self.world.try_out(agent, folder, samples=samples, seed=seed, progress=progress)
+        figures = self._show_codec(agent, folder, shown, progress)
+        return dataclasses.replace(evaluation, figures={**evaluation.figures, **figures})
 
-    def _show_codec(self, agent: ImitationAgent, folder: Path, progress: Progress) -> dict[str, str]:
-        """Draws real pictures above what encoding leaves of them; returns captions by name, none without cameras."""
+    def _show_codec(self, agent: ImitationAgent, folder: Path, shown: Demonstrations | None, progress: Progress) -> dict[str, str]:
+        """Draws real pictures above what encoding leaves of them; returns captions by name, none without cameras.
+
+        shown: demonstrations to take the pictures from, if they are at hand.
+        """
         from ..film import contact_sheet
 
         cameras = [name for name in agent.seen if name != STATE]
         if not cameras:
             return {}
-        cut = self._kept_back(progress)[0]
+        chunk = agent.codec.shapes[ACTIONS][0]
+        if shown is None and isinstance(self.world, Swapping) and not self.world.prepared:
+            shown = self.world.example(chunk)  # to make all of them for one picture would take minutes
+        cut = moments_of(shown or self._kept_back(progress), 0, chunk, 0, self.state)
         rows, names = [], []
         back = {name: part[0] for name, part in agent.codec.decode(agent.codec.encode(as_batch(cut))).items()}
         for name in cameras:
@@ -131,7 +147,8 @@ class Imitation:
 
     def imagined(self, model: DiffusionForcing, samples: int, seed: int, progress: Progress) -> Moments:
         """Parts (n, t, *shape): the first look is real, all that follows is imagined, t moments as in the demonstrations."""
-        cuts = self._kept_back(progress)[:samples]
+        held = self._kept_back(progress)
+        cuts = [moments_of(held, i, self.chunk, 0, self.state) for i in range(min(samples, len(held)))]
         agent = agent_for(model, self.acting, seed)
         agent.reset(len(cuts))
         t = max(len(cut[ACTIONS]) for cut in cuts)
@@ -146,32 +163,36 @@ class Imitation:
             progress("moments", done + 1, t - 1)
         return {ACTIONS: np.stack(actions, axis=1), **{name: np.stack(parts, axis=1) for name, parts in seen.items()}}
 
-    def _compare(self, agent: ImitationAgent, samples: int, progress: Progress) -> Evaluation:
+    def _compare(self, agent: ImitationAgent, shown: Demonstrations, samples: int, progress: Progress) -> Evaluation:
         """Actions decided at each look of demonstrations that were kept back, against those that people took."""
+        number = min(samples, len(shown))
+        if number < samples:
+            warnings.warn(f"{samples} demonstrations were asked for, but {number} are kept back to judge by: those are used", stacklevel=3)
         errors, last, spread = [], [], []
-        for done, cut in enumerate(self._kept_back(progress)[:samples]):
+        for i in range(number):
+            cut = moments_of(shown, i, self.chunk, 0, self.state)
             agent.reset(1)
             for j in range(len(cut[ACTIONS]) - 1):
                 decided = agent.act({name: cut[name][j][None] for name in agent.seen}, doing=cut[ACTIONS][j + 1][None])
-                wanted, before = cut[ACTIONS][j + 1], cut[ACTIONS][j][-1] if j else cut[ACTIONS][1][0]
-                errors.append(np.abs(decided[0] - wanted).mean(0))
-                last.append(np.abs(before - wanted).mean(0))
+                wanted = shown.actions[i][j * self.chunk : (j + 1) * self.chunk]  # the last chunk may be a short one
+                before = cut[ACTIONS][j][-1] if j else wanted[0]
+                errors.append(np.abs(decided[0, : len(wanted)] - wanted))
+                last.append(np.abs(before - wanted))
                 spread.append(wanted)
-            progress("demonstrations", done + 1, samples)
-        own, held = np.mean(errors, axis=0), np.mean(last, axis=0)
+            progress("demonstrations", i + 1, number)
+        own, held = np.concatenate(errors).mean(0), np.concatenate(last).mean(0)
         std = np.concatenate(spread).std(0)
         rows = tuple((f"action {i}", f"{a:.4g}", f"{b:.4g}", f"{s:.4g}") for i, (a, b, s) in enumerate(zip(own, held, std, strict=True)))
         metrics = {
             "error over spread": float((own / np.maximum(std, 1e-9)).mean()),
             "held over spread": float((held / np.maximum(std, 1e-9)).mean()),
         }
-        title = f"Actions on {samples} demonstrations kept back: mean distance to what was done"
+        title = f"Actions on {number} demonstrations kept back: mean distance to what was done"
         return Evaluation(metrics, (Table(title, ("", "decided", "last action held", "spread"), rows),), {})
 
-    def _kept_back(self, progress: Progress) -> list[Moments]:
+    def _kept_back(self, progress: Progress) -> Demonstrations:
         demonstrations = self.world.demonstrations(self.chunk, progress)
-        kept = range(max(0, len(demonstrations) - self.world.held), len(demonstrations))
-        return [moments_of(demonstrations, i, self.chunk, 0, self.state) for i in kept]
+        return demonstrations.subset(slice(max(0, len(demonstrations) - self.world.held), None))
 
 
 def moments_of(demonstrations: Demonstrations, i: int, chunk: int, offset: int = 0, state: bool = True) -> Moments:
@@ -198,6 +219,22 @@ def moments_of(demonstrations: Demonstrations, i: int, chunk: int, offset: int =
     return found
 
 
+class MomentWindows(Windows):
+    """Windows that begin with a look, where each moment is `parts` tokens: what is seen, and the actions after it.
+
+    A sequence ends with a look that no actions follow. Windows are no longer than the longest sequence.
+    """
+
+    def __init__(self, sequences: Sequence[Tensor], length: int, *, parts: int = 1, conditions: Sequence[Tensor] | None = None) -> None:
+        super().__init__(sequences, min(length, max(map(len, sequences))), conditions=conditions)
+        self.parts = parts
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        which, first = super().draw(size, generator).unbind(1)
+        # Where there is room it is whole moments, so that each is drawn equally often.
+        return torch.stack([which, first - first % self.parts], dim=1)
+
+
 @functools.lru_cache(maxsize=2)
 def _data(task: Imitation) -> TaskData:
     from ..log import progress_bar
@@ -217,7 +254,7 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         return [
             moments_of(demonstrations, i, task.chunk, offset, task.state)
             for i in range(len(demonstrations))
-            for offset in range(max(1, min(offsets, len(demonstrations.states[i]) - 1)))
+            for offset in range(max(1, min(offsets, task.chunk // demonstrations.every, len(demonstrations.states[i]) - 1)))
         ]
 
     learned, kept_back = demonstrations.subset(slice(last)), demonstrations.subset(slice(last, None))
@@ -228,7 +265,8 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
     if task.joint:
         planes = Planes.fit([as_tensors(one) for one in train])
         whole, held = ([planes.encode(as_batch(one))[0] for one in cuts] for cuts in (train, valid))
-        return TaskData(Windows(whole, task.moments, crop=0.0), Windows(held, task.moments, crop=0.0), planes)
+        # A token is what is seen and the actions that led to it: those after the last look are in one more.
+        return TaskData(MomentWindows(whole, task.moments + 1), MomentWindows(held, task.moments + 1), planes)
     keep = dict.fromkeys(learned.images, task.components)
     eyes = {
         name: prepare_eye(np.concatenate(learned.images[name]), task.components, task.eye_steps, progress=_said_of(progress, name))
@@ -249,7 +287,7 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
             tokens.append(encoded)
             kinds.append(told)
             progress("moments to tokens", done + 1, len(cuts))
-        return Windows(tokens, task.moments * parts - 1, conditions=kinds, crop=0.0)
+        return MomentWindows(tokens, task.moments * parts, parts=parts, conditions=kinds)
 
     return TaskData(windows(train), windows(valid), codec)
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_options
+from ..data import swap as store
+from ..data.parts import ACTIONS
 from .base import Evaluation, Progress, Table
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 APART = 10_000
 """Seeds of episodes from one seed of an evaluation to the next; those of demonstrations begin at a million."""
+STEPS = 600
+"""Actions of an episode."""
 AT_ONCE = 10
 FILMED = 6
 MIRROR = (1, -1, 1, -1, 1, -1, 1)
@@ -62,16 +66,40 @@ class Swapping:
         if not 0 <= self.doubt <= 1:
             raise ValueError(f"doubt is a share of K, 0 to 1; got {self.doubt}")
 
-    def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
-        from ..data.swap import load_swap
+    def check_chunk(self, chunk: int) -> None:
+        """Raise unless an episode is whole chunks, each of which ends with a look of the demonstrations."""
+        if STEPS % chunk or chunk % store.SEEN:
+            fit = [length for length in range(store.SEEN, STEPS + 1, store.SEEN) if STEPS % length == 0]
+            raise ValueError(
+                f"an episode of the swap has {STEPS} actions and is seen every {store.SEEN}, so that chunks are of "
+                f"{', '.join(map(str, fit))} actions; got {chunk}"
+            )
 
-        return load_swap(self.prepare(progress))
+    def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
+        return store.load_swap(self.prepare(progress))
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The demonstrations, made if they are not in the cache. Returns their file."""
-        from ..data.swap import prepare_swap
+        return store.prepare_swap(self.number, self.px, self.data_seed, progress, self.body)
 
-        return prepare_swap(self.number, self.px, self.data_seed, progress, self.body)
+    @property
+    def prepared(self) -> bool:
+        """Whether the demonstrations are in the cache."""
+        return store.swap_file(self.number, self.px, self.data_seed, self.body).exists()
+
+    def example(self, chunk: int) -> Demonstrations:
+        """One demonstration that is in no file, made on the spot in a few seconds, with a look before each chunk and at the end."""
+        from ..data.demonstrations import Demonstrations
+        from ..envs.swap import CONTROL_DT, SwapEnv
+        from ..envs.swap_expert import demonstrate
+
+        env = SwapEnv(self.px, self.body)
+        try:
+            made = demonstrate(env, 0, every=chunk)
+        finally:
+            env.close()
+        images = {name: [pictures] for name, pictures in made.images.items()}
+        return Demonstrations([made.actions], [made.poses], images, chunk, fps=1 / CONTROL_DT)
 
     def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
         """With left and right exchanged: plates, cameras and arm are the same on both sides."""
@@ -87,6 +115,8 @@ class Swapping:
         """Success over episodes, the same ones in each trial."""
         from ..film import write_film
 
+        _check_seeds(samples, seed)
+        self.check_chunk(agent.codec.shapes[ACTIONS][0])
         metrics: dict[str, float] = {}
         rows, figures = [], {}
         for name, trial, told in self._named_trials():
@@ -119,8 +149,9 @@ class Swapping:
 
     def _trial(self, agent: ImitationAgent, trial: str, told: bool, samples: int, seed: int, progress: Progress) -> Tried:
         from ..envs.corrupt import Corrupted
-        from ..envs.swap import EVERY, FRAMES, SwapEnv
+        from ..envs.swap import SwapEnv
 
+        chunk = agent.codec.shapes[ACTIONS][0]
         top = agent.model.schedule.levels
         success: list[bool] = []
         films: list[NDArray[np.uint8]] = []
@@ -128,7 +159,7 @@ class Swapping:
         size = min(AT_ONCE, samples)
         envs: list[Any] = [SwapEnv(self.px, self.body) for _ in range(size)]
         if trial in DECEITS:
-            envs = [Corrupted(env, trial, EVERY, FRAMES + 1) for env in envs]  # type: ignore[arg-type]
+            envs = [Corrupted(env, trial, chunk, STEPS // chunk + 1) for env in envs]  # type: ignore[arg-type]
         level = round(self.doubt * top) if trial == "distractors" else top
         try:
             for first in range(0, samples, size):
@@ -138,17 +169,19 @@ class Swapping:
                 agent.reset(len(here))
                 filmed = here[: max(0, FILMED - first)]
                 frames = [_pictures(looks[: len(filmed)])]
-                for frame in range(FRAMES):
+                for frame in range(STEPS // chunk):
                     begun = time.perf_counter()
                     if trial == "imagine" and frame:
                         actions, _ = agent.imagine()
                     else:
                         doubts = [info.get("doubtful", {}) for _, info in looks]
                         levels = {name: np.array([level * bool(doubt.get(name)) * told for doubt in doubts]) for name in agent.seen}
+                        if agent.doubts_whole:
+                            levels = dict.fromkeys(levels, np.max(list(levels.values()), axis=0))
                         seen = {name: np.stack([observation[_key(name)] for observation, _ in looks]) for name in agent.seen}
                         actions = agent.act(seen, levels)
                     seconds.append(time.perf_counter() - begun)
-                    found = [env.step_many(chunk) for env, chunk in zip(here, actions, strict=True)]
+                    found = [env.step_many(some) for env, some in zip(here, actions, strict=True)]
                     looks = [(one[0], one[4]) for one in found]
                     frames.append(_pictures(looks[: len(filmed)]))
                 success += [bool(info["success"]) for _, info in looks]
@@ -185,6 +218,17 @@ def wilson(successes: int, number: int, z: float = 1.96) -> tuple[float, float]:
     middle = (share + spread / 2) / (1 + spread)
     half = z * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _check_seeds(samples: int, seed: int) -> None:
+    """Raise where episodes would be those of the next seed, or of the demonstrations."""
+    if samples > APART:
+        raise ValueError(f"an evaluation has {APART:,} episodes at most, then come those of the next seed; got {samples:,}")
+    most = store.APART // APART
+    if not 0 <= seed < most:
+        raise ValueError(
+            f"an evaluation has a seed from 0 to {most - 1}: from {most} on its episodes would be those of the demonstrations; got {seed}"
+        )
 
 
 def _renamed(progress: Progress, name: str) -> Progress:
