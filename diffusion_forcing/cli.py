@@ -183,7 +183,7 @@ def evaluate_run(words: list[str]) -> int:
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     samples = options.samples or getattr(task, "default_samples", 1000)
-    others = _others(options.against, task)
+    others = _others(options.against, task, options.device)
     with progress_bar() as progress:
         evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress, **others)
     command = shlex.join(["dforce", "eval", *words])
@@ -200,7 +200,7 @@ def evaluate_run(words: list[str]) -> int:
     return 0
 
 
-def _others(runs: tuple[Path, ...], task: Task) -> dict[str, Any]:
+def _others(runs: tuple[Path, ...], task: Task, device: str = "cpu") -> dict[str, Any]:
     """Tasks and models of other runs by name, as an argument of `evaluate`; none if there are none."""
     if not runs:
         return {}
@@ -213,7 +213,8 @@ def _others(runs: tuple[Path, ...], task: Task) -> dict[str, Any]:
             raise ValueError(
                 f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
             )
-        found[path.resolve().name] = experiment.task, model
+        name = path.resolve().name
+        found[name if name not in found else str(path)] = experiment.task, model.to(device)
     return {"others": found}
 
 
@@ -319,9 +320,12 @@ def _spelled(words: list[str]) -> list[str]:
 def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
     """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
     words = _spelled(words)
-    known = next((word for word in words if word in shipped() or (Path(word) / "config.json").exists()), None)
-    if known is not None:  # the run may stand anywhere among its options
-        words = [known, *(word for word in words if word != known)]
+    # The run may stand anywhere among its options; where it does not come first, it is the last word that is a run and no option's value.
+    runs = [i for i, word in enumerate(words) if word in shipped() or (Path(word) / "config.json").exists()]
+    runs = [i for i in runs if i == 0 or words[i - 1] not in ("--against", "--out", "--json")]
+    if runs:
+        at = 0 if runs[0] == 0 else runs[-1]
+        words = [words[at], *words[:at], *words[at + 1 :]]
     if not words or words[0].startswith("-"):
         about = f"{kind.__doc__}\n\n{prog} RUN --help also lists the task's options."
         options, _ = tyro.cli(kind, args=words, prog=prog, description=about, return_unknown_args=True)

@@ -38,10 +38,12 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over processes."""
-        if self.size > 1:
-            dist.all_reduce(values)
-        return values
+        """Sum over processes, wherever the values are."""
+        if self.size == 1:
+            return values
+        here = values.to(self.device)
+        dist.all_reduce(here)
+        return here
 
     def agree(self, flag: bool) -> bool:
         """True everywhere if it is True anywhere: all processes stop at the same step."""

@@ -43,11 +43,12 @@ class Joints(nn.Module):
         """
         if x0.shape[1] < 2:
             return torch.zeros_like(x0)
-        with torch.no_grad():  # by the levels alone
-            factor = torch.linalg.cholesky_ex(self._gram(left_open))[0]
-        force = torch.cholesky_solve(self.broken(x0).flatten(1)[..., None], factor)[..., 0].unflatten(1, (-1, len(self.offset)))
-        empty = x0.new_zeros(len(x0), 1, x0.shape[2])
-        return torch.cat([force @ self.left, empty], dim=1) + torch.cat([empty, force @ self.right], dim=1)
+        with torch.autocast(x0.device.type, enabled=False):  # a system of equations: half precision would not solve it
+            with torch.no_grad():  # by the levels alone
+                factor = torch.linalg.cholesky_ex(self._gram(left_open))[0]
+            force = torch.cholesky_solve(self.broken(x0).flatten(1)[..., None], factor)[..., 0].unflatten(1, (-1, len(self.offset)))
+            empty = x0.new_zeros(len(x0), 1, x0.shape[2])
+            return torch.cat([force @ self.left, empty], dim=1) + torch.cat([empty, force @ self.right], dim=1)
 
     def _gram(self, left_open: Tensor) -> Tensor:
         """Covariance (b, r (t-1), r (t-1)) of how much the laws are broken, given what is open: each law shares a token with the next."""

@@ -95,8 +95,8 @@ def extended(shape: tuple[int, int], levels: int, generator: Generator | None = 
 
 
 def _ends(b: int, t: int, generator: Generator | None) -> Tensor:
-    """(b, 1), after how many tokens the past of each sequence ends: one at least, and one is left."""
-    return torch.randint(1, max(2, t), (b, 1), generator=generator)
+    """(b, 1), after how many tokens the past of each sequence ends: one at least, and one is left. None, where there is one alone."""
+    return torch.randint(1, t, (b, 1), generator=generator) if t > 1 else torch.zeros(b, 1, dtype=torch.long)
 
 
 DRAWS: dict[str, Draw] = {

@@ -60,7 +60,7 @@ class Log:
             self._file = path.open("a", buffering=1)
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.clock.step)
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.clock.step + 1)
         if self._wandb_wanted:
             try:
                 import wandb

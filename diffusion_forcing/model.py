@@ -109,6 +109,7 @@ class DiffusionForcing(Pretrained, nn.Module):
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""
         cond = self._check(x, k, cond)
+        self._check_state(state)
         alpha, sigma = self._amplitudes(x, k)
         out, _ = self.backbone(self._scaled(x, k), k, self._told(x, alpha, sigma, cond), state)
         return self.prediction_from(self._joined(out, x, alpha, sigma), x, alpha, sigma)
@@ -128,6 +129,7 @@ class DiffusionForcing(Pretrained, nn.Module):
         """
         k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
         cond = self._check(x, k, cond)
+        self._check_state(state)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
         _, state = self.backbone(self._scaled(x, k), k, self._told(x, *self._amplitudes(x, k), cond), state)
         return state
@@ -174,9 +176,9 @@ class DiffusionForcing(Pretrained, nn.Module):
         assert self.variance is not None
         root = self.variance.sqrt()
         size, own_alpha, own_sigma = self._units(alpha, sigma)
-        x0 = (own_alpha * x / size - own_sigma * out) * root
-        left_open = self.variance * _once(own_sigma) ** 2
-        return out + own_sigma * root * self.joints.pull(x0, left_open)
+        x0 = (out if self.parameterization == "x0" else own_alpha * x / size - own_sigma * out) * root
+        pull = self.joints.pull(x0, self.variance * _once(own_sigma) ** 2)
+        return out - root * own_sigma**2 * pull if self.parameterization == "x0" else out + own_sigma * root * pull
 
     def _prediction(self, out: Tensor, x: Tensor, k: Tensor) -> Prediction:
         return self.prediction_from(out, x, *self._amplitudes(x, k))
@@ -192,6 +194,11 @@ class DiffusionForcing(Pretrained, nn.Module):
         if self.clip is None:
             return prediction
         return with_x0(prediction.x0.clamp(-self.clip, self.clip), x, alpha, sigma)
+
+    def _check_state(self, state: State) -> None:
+        if state is not None and (self.joints is not None or self.smoother is not None):
+            raise ValueError("a model with joints or a smoother looks at the whole sequence at once, of which a state keeps too little; "
+                             "give what is known as tokens at level 0 (`pin`) instead")  # fmt: skip
 
     def _check(self, x: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
         """Shapes agree; returns cond, zero numbers wide where there is none."""

@@ -6,9 +6,13 @@ in a file is run: a backbone of your own is handed to `from_pretrained(path, bac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import nn
 
 FORMAT = "diffusion_forcing"
 VERSION = 1
+STALE = 3600.0  # seconds after which a file half written was left by a process that was killed
 CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 
@@ -195,7 +200,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def write_atomically(path: Path, write: Any) -> None:
     """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name: what a crash leaves behind, the next write replaces
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a write that was killed
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
+    # A name of this writer's own: two may write the same file at once.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         write(temporary)
         with open(temporary, "rb") as file:
@@ -209,7 +219,7 @@ def write_atomically(path: Path, write: Any) -> None:
 
 
 def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
-    folder = Path(path)
+    folder = Path(path).expanduser()
     # "owner/model" is a name on the hub, unless there is a folder "owner" here.
     looks_local = isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "~")) or folder.parent.exists()
     if not looks_local:

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .config import Experiment, load_experiment, read_json, save_experiment, to_
 from .model import DiffusionForcing
 from .pretrained import write_atomically
 from .recipes import resolve
-from .tasks import Evaluation
+from .tasks import TASKS, Evaluation
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
 # A run may go on with another budget or on another machine; anything else would be another experiment.
@@ -71,11 +72,27 @@ def load_run(folder: Path) -> tuple[Experiment, DiffusionForcing]:
         known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
         hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"
         raise FileNotFoundError(f"{folder} is not a run (it has no {CONFIG}); {hint}")
-    recipe = json.loads((folder / ABOUT).read_text())["recipe"] if (folder / ABOUT).exists() else "composition"
-    experiment = load_experiment(folder / CONFIG, (type(resolve(recipe)().task),))
+    experiment = load_experiment(folder / CONFIG, _tasks_of(folder))
     if not (folder / "model").exists():
         raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
     return experiment, DiffusionForcing.from_pretrained(folder / "model")
+
+
+def _tasks_of(folder: Path) -> tuple[type, ...]:
+    """The class of a run's task, if it is none of ours: found by its name in the module of the recipe, of which nothing is called."""
+    config = read_json(folder / CONFIG)
+    kind = config.get("task", {}).get("kind") if isinstance(config, dict) and isinstance(config.get("task"), dict) else None
+    if kind in {task.__name__ for task in TASKS} or not (folder / ABOUT).exists():
+        return ()
+    recipe = str(read_json(folder / ABOUT).get("recipe", ""))
+    if ":" not in recipe:
+        return ()
+    resolve(recipe)
+    module = sys.modules[recipe.partition(":")[0]]
+    found = getattr(module, str(kind), None)
+    if not isinstance(found, type):
+        raise ValueError(f"the run {folder} is of a task {kind}, which {module.__name__} does not name; import it there")
+    return (found,)
 
 
 SHIPPED = Path(__file__).resolve().parent.parent / "pretrained"

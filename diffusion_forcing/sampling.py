@@ -138,7 +138,7 @@ def stream(
     if how not in get_args(How):
         raise ValueError(f"how is one of {', '.join(map(repr, get_args(How)))}; got {how!r}")
     given = 0 if context is None else context.shape[1]
-    b = batch or next((len(told) for told in (context, cond) if told is not None), 1)
+    b = next((len(told) for told in (context, cond) if told is not None), batch or 1)
     event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
     if event is None:
         raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width'] or ['event']")

@@ -46,7 +46,8 @@ class Smoother(nn.Module):
 
     def forward(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1), or (1, t, 1) where all are alike. Returns features (b, t, width)."""
-        mean, variance = self.guess(x, alpha, sigma)
+        with torch.autocast(x.device.type, enabled=False):  # a system of equations: half precision would not solve it
+            mean, variance = self.guess(x, alpha, sigma)
         # Guidance differentiates by what is read here. Waves would answer with the slope of their ripples, far too steep.
         frequency = torch.pi / 2 * 2.0 ** torch.arange(self.octaves, device=x.device)
         angle, faded = mean.detach()[..., None] * frequency, torch.exp(-0.5 * variance[..., None] * frequency**2)

@@ -78,6 +78,8 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         if saved is not None:
             clock.step, clock.elapsed = saved["step"], saved["elapsed"]
             best, waited, loss, valid_loss = saved["best"], saved["waited"], saved["loss"], saved["valid_loss"]
+            if saved.get("scaler"):
+                scaler.load_state_dict(saved["scaler"])
             for scheduler in schedulers:
                 _resume_lr(scheduler, clock.step)
         compiled: Any = torch.compile(module) if config.compile else module
@@ -86,7 +88,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             tensors = checkpoint.collect(parts, optimizers)
             if here.main:
                 scalars = {"step": clock.step, "elapsed": clock.elapsed, "best": best, "waited": waited, "loss": loss,
-                           "valid_loss": valid_loss}  # fmt: skip
+                           "valid_loss": valid_loss, "scaler": scaler.state_dict()}  # fmt: skip
                 checkpoint.save(folder, tensors, scalars)
 
         def rate() -> float:
@@ -156,11 +158,11 @@ def _step(
         # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
         loss = losses.sum() / (len(windows) * data.length_of(windows)) * here.size
         scaler.scale(loss).backward()
-        total += torch.stack([losses.detach().sum(), batch.mask.sum()]).double().cpu()
+        total += torch.stack([losses.detach().sum(), batch.mask.sum()]).cpu().double()
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = _whole(nn.utils.clip_grad_norm_(module.parameters(), config.clip_norm))
-    total = here.sum(total.to(here.device))
+    total = here.sum(total)
     value = float(total[0] / total[1])
     if (math.isfinite(value) and math.isfinite(norm)) or config.precision == "float16":
         for optimizer in optimizers:
@@ -216,8 +218,8 @@ def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *
         rows = slice(first, first + size)
         batch, noise, k, past = _read(data, windows[rows], [d if d is None else d[rows] for d in drawn], here, top)
         losses = model(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
-        total += torch.stack([losses.sum(), batch.mask.sum()]).double().cpu()
-    total = here.sum(total.to(here.device))
+        total += torch.stack([losses.sum(), batch.mask.sum()]).cpu().double()
+    total = here.sum(total)
     return float(total[0] / total[1])
 
 
@@ -308,9 +310,19 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def check(config: TrainConfig) -> None:
     """What can be known to fail before anything is started or written."""
-    kind = device_kind(config.device)
+    try:
+        kind = torch.device(device_kind(config.device)).type
+        torch.zeros(1, device=device_kind(config.device))
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"there is no device {config.device!r} here ({str(error).splitlines()[0]}); use auto, cpu, cuda on a GPU, or mps on a Mac"
+        ) from error
     if config.precision != "float32" and kind != "cuda":
         raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
+    if config.parallel == "fsdp" and levels.by_name(config.draw)((1, 2), 2, Generator().manual_seed(0)).past is not None:
+        raise ValueError(f"draw={config.draw} gives tokens a past of its own, by parts of the network that fsdp does not gather; use ddp")
+    if config.parallel == "fsdp" and config.judge == "score":
+        raise ValueError("judge=score samples from the model, which fsdp has cut up; use ddp, or judge=loss")
     if config.parallel == "fsdp" and config.optimizer == "muon":
         raise ValueError("Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw")
 

@@ -107,6 +107,24 @@ def test_muon_and_fsdp_do_not_go_together():
         check(small(train__optimizer="muon", train__parallel="fsdp").train)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"draw": "independent+remembered"}, "gives tokens a past of its own"),
+        ({"judge": "score"}, "samples from the model, which fsdp has cut up"),
+    ],
+)
+def test_what_fsdp_cannot_gather_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        check(small(train__optimizer="adamw", train__parallel="fsdp", **{f"train__{name}": value for name, value in changes.items()}).train)
+
+
+@pytest.mark.parametrize("device", ["gpu", "nowhere:0"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device):
+    with pytest.raises(ValueError, match=f"there is no device '{device}' here .*; use auto"):
+        check(small(train__device=device).train)
+
+
 def test_slices_cover_the_batch_once():
     parts = [list(range(12))[World(rank, 3).slice(12)] for rank in range(3)]
     assert [row for part in parts for row in part] == list(range(12))

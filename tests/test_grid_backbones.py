@@ -573,3 +573,13 @@ def test_conditions_of_another_width_are_refused_by_the_model(name):
 def test_any_number_of_channels_makes_a_network(channels):
     net = ConvRNN((3, 2, 2), channels=channels, scales=(1, 2), blocks=1, levels=K)
     assert net(torch.zeros(1, 1, 3, 2, 2), torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, 0))[0].shape == (1, 1, 3, 2, 2)
+
+
+def test_a_latent_goes_on_in_its_own_precision_whatever_the_network_computes_in():
+    """As in mixed precision, where convolutions answer in half precision."""
+    network = ConvRNN((3, 8, 8), latent=4, channels=4, scales=(1, 2), blocks=1)
+    for layer in (network.gates, network.candidate):
+        layer.register_forward_hook(lambda _layer, _inputs, out: out.bfloat16())
+    said = network.embed(torch.zeros(2, 1).long(), torch.zeros(2, 1, 0))[:, 0]
+    z = network.step(torch.randn(2, 3, 8, 8), said, torch.zeros(2, 4, 8, 8))
+    assert z.dtype == torch.float32

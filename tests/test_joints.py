@@ -52,20 +52,38 @@ def test_tokens_that_obey_are_left_alone_and_one_token_has_no_joint():
     assert joints.pull(x0[:, :1], torch.ones(1, 1, 1)).shape == (1, 1, 1)
 
 
-def model_with(joints, width=3):
+def model_with(joints, width=3, **options):
     backbone = Transformer(width, hidden=16, layers=1, heads=2, causal=False)
     for parameter in backbone.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return DiffusionForcing(backbone, NoiseSchedule(linear(1000)), variance=torch.tensor([1.0, 9.0, 4.0]), joints=joints).eval()
+    return DiffusionForcing(backbone, NoiseSchedule(linear(1000)), variance=torch.tensor([1.0, 9.0, 4.0]), joints=joints, **options).eval()
 
 
-def test_whatever_a_model_predicts_and_samples_obeys():
-    model = model_with(chain())
+@pytest.mark.parametrize("parameterization", ["v", "x0"])
+def test_whatever_a_model_predicts_and_samples_obeys(parameterization):
+    model = model_with(chain(), parameterization=parameterization)
     x, k = torch.randn(4, 6, 3), torch.randint(1, 1001, (4, 6))
     with torch.no_grad():
         assert model.joints.broken(model.predict(x, k).x0).abs().max() < 5e-3
         y = sample(model.denoiser(), model.schedule, x, full_sequence(6, model.schedule.ladder(5)))
     assert model.joints.broken(y).abs().max() < 5e-3
+
+
+def test_mixed_precision_leaves_the_laws_alone():
+    joints = chain()
+    x0, left_open = torch.randn(3, 6, 3), torch.ones(3, 6, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        pull = joints.pull(x0, left_open)
+    assert torch.equal(pull, joints.pull(x0, left_open))
+
+
+def test_a_state_keeps_too_little_for_joints():
+    model = model_with(chain())
+    x, k = torch.randn(2, 4, 3), torch.full((2, 4), 400)
+    with torch.no_grad():
+        state = model.absorb(x)
+        with pytest.raises(ValueError, match="looks at the whole sequence at once"):
+            model.predict(x, k, state=state)
 
 
 def test_levels_that_are_alike_or_not_are_the_same_to_a_sequence():

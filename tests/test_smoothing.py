@@ -66,6 +66,14 @@ def test_a_model_reads_them_and_is_saved_with_them(tmp_path):
         model.predict(x, k, torch.zeros(3, T, 2))
 
 
+def test_mixed_precision_leaves_guesses_alone():
+    smoother = Smoother.fit(walks(200), [1], octaves=2)
+    x, alpha, sigma = walks(3), torch.full((3, T, 1), 0.8), torch.full((3, T, 1), 0.6)
+    with torch.autocast("cpu", torch.bfloat16):
+        told = smoother(x, alpha, sigma)
+    assert torch.equal(told, smoother(x, alpha, sigma))
+
+
 def test_a_causal_model_is_refused():
     with pytest.raises(ValueError, match="looks at later tokens"):
         DiffusionForcing(RNN(3, 11), NoiseSchedule(linear(1000)), smoother=Smoother(torch.tensor([1]), COVARIANCE[None]))

@@ -82,7 +82,7 @@ class ConvRNN(nn.Module):
         u = self.unet(torch.cat([x, z], dim=1), said)
         reset, update = self.gates(torch.cat([u, z], dim=1)).sigmoid().chunk(2, dim=1)
         new = self.candidate(torch.cat([u, reset * z], dim=1)).tanh()
-        return torch.lerp(new, z, update)
+        return update * z + (1 - update) * new  # not lerp, which mixed precision has no rule for
 
     def predict(self, z: Tensor, said: Tensor) -> Tensor:
         """The observation model: latents (b, t, latent, h, w) to the network's output."""

@@ -5,6 +5,7 @@ A model never sees raw units and a metric never sees tokens: `encode` once on th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,11 @@ class Stack(nn.Module):
     def __init__(self, frames: int) -> None:
         super().__init__()
         self.frames = frames
+
+    @property
+    def stack(self) -> int:
+        """Frames in a token."""
+        return self.frames
 
     def encode(self, x: Tensor) -> Tensor:
         if x.shape[1] % self.frames:
@@ -170,6 +176,11 @@ class Chain(nn.Module):
     def variance(self) -> Tensor | None:
         """Of each number of a token, where the last part knows it."""
         return getattr(self.parts[-1], "variance", None)
+
+    @property
+    def stack(self) -> int:
+        """Frames in a token."""
+        return math.prod(int(getattr(part, "stack", 1)) for part in self.parts)
 
     def encode(self, x: Tensor) -> Tensor:
         for part in self.parts:
