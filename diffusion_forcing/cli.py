@@ -113,7 +113,16 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"there is no command {words[0]!r}; choose from {', '.join(commands)}")
     try:
         code = commands[words[0]](words[1:])
-    except (ValueError, FileNotFoundError, ImportError, Diverged) as error:
+    except (
+        ValueError,
+        FileNotFoundError,
+        FileExistsError,
+        NotADirectoryError,
+        IsADirectoryError,
+        PermissionError,
+        ImportError,
+        Diverged,
+    ) as error:
         if os.environ.get("DFORCE_TRACEBACK"):
             raise
         _fail(str(error))

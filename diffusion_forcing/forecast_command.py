@@ -36,7 +36,7 @@ class ForecastOptions:
     known: tuple[str, ...] = ()
     """Columns known in advance (holidays, prices); they must go on for the horizon beyond the last value."""
     values: Literal["auto", "real", "positive", "counts"] = "auto"
-    """What values may be; others are complained about."""
+    """What values may be; others are complained about. real: forecasts may be negative though no value was."""
     model: Path | None = None
     """Use this trained model instead of training one."""
     out: Path = Path("forecast")
@@ -65,6 +65,8 @@ class ForecastOptions:
 def forecast(words: list[str]) -> int:
     """dforce forecast FILE --horizon STEPS"""
     options: Any = tyro.cli(ForecastOptions, args=words, prog="dforce forecast", description=ForecastOptions.__doc__)
+    import torch
+
     from .cli import console, progress_bar, show
     from .data.series import check_horizon, read, write_frame
     from .forecaster import Forecaster
@@ -75,9 +77,9 @@ def forecast(words: list[str]) -> int:
         raise ValueError(f"quantiles lie between 0 and 1; got {options.quantiles}")
     if options.samples < 1:
         raise ValueError(f"--samples counts futures from 1; got {options.samples}")
-    panel = read(
-        options.file, time=options.time, id=options.id, value=options.value, freq=options.freq, known=options.known, kind=options.values
-    )
+    loaded = None if options.model is None else Forecaster.load(options.model)
+    known = options.known or (loaded.known_names if loaded else ())
+    panel = read(options.file, time=options.time, id=options.id, value=options.value, freq=options.freq, known=known, kind=options.values)
     check_horizon(panel, options.horizon)
     t, d = panel.values.shape
     stamps = f"{panel.index[0]} to {panel.index[-1]}"
@@ -85,8 +87,13 @@ def forecast(words: list[str]) -> int:
     for note in panel.notes:
         console.print(f"note: {note}", markup=False)
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.model is not None:
-        forecaster = Forecaster.load(options.model)
+    if loaded is not None:
+        forecaster = loaded
+        idle = [name for name in ("backtest", "minutes", "backbone", "season") if getattr(options, name) != getattr(ForecastOptions, name)]
+        if idle:
+            console.print(f"note: {', '.join(f'--{name}' for name in idle)} are for training and have no effect on a trained --model")
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         panel = forecaster.ordered(panel)
         d = len(panel.names)
         if options.horizon > forecaster.task.horizon:

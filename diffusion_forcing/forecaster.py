@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pandas.tseries.frequencies import to_offset
 from torch import Generator
 
 from .config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, to_dict
@@ -113,6 +114,7 @@ class Forecaster:
             if backbone == "gru"
             else TransformerConfig(hidden=hidden, layers=layers or 3, heads=4, causal=False)
         )
+        self.asked = self.task.season  # those of the task are, after a fit, the ones that were found
         self.minutes, self.seed, self.threads, self.draw = minutes, seed, threads, draw or DRAWS[backbone]
         self.series: SeriesModel | None = None
         self.panel: Panel | None = None
@@ -124,7 +126,7 @@ class Forecaster:
 
     def experiment(self, source: Path) -> Experiment:
         """The training of a panel that was saved."""
-        task = dataclasses.replace(self.task, source=str(source))
+        task = dataclasses.replace(self.task, source=str(source), season=self.asked)
         return Experiment(
             task, ModelConfig(self.network),
             TrainConfig(
@@ -245,7 +247,7 @@ class Forecaster:
             if missing:
                 raise ValueError(f"the forecaster knows the {what} {', '.join(wanted[:5])}{'...' if len(wanted) > 5 else ''}; "
                                  f"the data lack {missing[0]!r}")  # fmt: skip
-        if panel.freq != self.freq:
+        if (panel.freq is None) != (self.freq is None) or (panel.freq and self.freq and to_offset(panel.freq) != to_offset(self.freq)):
             raise ValueError(
                 f"the forecaster learned from data of freq {self.freq!r}; these are of {panel.freq!r}: resample them, or train anew"
             )
@@ -288,8 +290,8 @@ def save_panel(panel: Panel, file: Path) -> None:
     arrays = {
         "values": panel.values, "known": panel.known, "stamps": stamps, "names": np.array(panel.names, dtype=np.str_),
         "known_names": np.array(panel.known_names, dtype=np.str_), "freq": np.array(panel.freq or ""),
-        "unit": np.array(panel.index.unit if panel.freq is not None else ""),
-        "zone": np.array(str(panel.index.tz) if panel.freq is not None and panel.index.tz is not None else ""),
+        "unit": np.array(panel.index.unit if panel.freq is not None else ""), "kind": np.array(panel.kind),
+        "zone": np.array(_zone(panel)),
     }  # fmt: skip
 
     def write(temporary: Path) -> None:
@@ -299,10 +301,23 @@ def save_panel(panel: Panel, file: Path) -> None:
     write_atomically(file, write)
 
 
+def _zone(panel: Panel) -> str:
+    """The name of a panel's time zone by which pandas knows it again: fixed offsets as UTC+01:00. Empty where it has none."""
+    tz: Any = None if panel.freq is None else panel.index.tz
+    if tz is None:
+        return ""
+    fixed = tz.utcoffset(None)
+    if fixed is None or not fixed:
+        return str(tz)
+    minutes = round(fixed.total_seconds() / 60)
+    return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+
+
 def same_panel(one: Panel, other: Panel) -> bool:
     """Whether two panels hold the same."""
     return (
-        one.names == other.names and one.known_names == other.known_names and one.freq == other.freq and one.index.equals(other.index)
+        (one.names, one.known_names, one.freq, one.kind) == (other.names, other.known_names, other.freq, other.kind)
+        and _zone(one) == _zone(other) and np.array_equal(one.index.values, other.index.values)
         and np.array_equal(one.values, other.values, equal_nan=True) and np.array_equal(one.known, other.known)
     )  # fmt: skip
 
@@ -318,4 +333,6 @@ def load_panel(file: Path) -> Panel:
         else:
             index = pd.DatetimeIndex(stamps.astype(f"datetime64[{arrays['unit']}]"))
             index = index.tz_localize("UTC").tz_convert(str(arrays["zone"])) if str(arrays["zone"]) else index
-        return Panel(arrays["values"], tuple(arrays["names"].tolist()), index, freq, arrays["known"], tuple(arrays["known_names"].tolist()))
+        names, known_names = (tuple(arrays[name].tolist()) for name in ("names", "known_names"))
+        kind = str(arrays["kind"]) if "kind" in arrays else "auto"
+        return Panel(arrays["values"], names, index, freq, arrays["known"], known_names, kind=kind)

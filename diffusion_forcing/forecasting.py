@@ -95,10 +95,15 @@ class SeriesModel:
     def horizon(self) -> int:
         return self.normal.horizon
 
-    def _seen(self, values: Array, clock: Clock, level: Array | None, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Tokens (d, last-first, 1) of the steps first..last-1 and their levels (d, last-first): K where missing."""
+    def _seen(
+        self, values: Array, clock: Clock, level: Array | None, first: int, last: int, past: Array | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens (d, last-first, 1) of the steps first..last-1 and their levels (d, last-first): K where missing.
+
+        past: the values as far as they are believed, where some are doubted.
+        """
         top = self.model.schedule.levels
-        tokens = self.normal.tokens(values, clock)[first:last].T
+        tokens = self.normal.tokens(values, clock, past)[first:last].T
         levels = np.zeros(tokens.shape) if level is None else level[first:last].T
         if level is not None and self.normal.kind == "steps":  # a step is as doubtful as either of its ends
             levels = np.maximum(levels, level[first - 1 : last - 1].T)
@@ -146,6 +151,17 @@ class SeriesModel:
         self._check(values, horizon, known)
         if level is not None:  # what is not believed at all is not there: neither as a lag, nor to the other series
             values = np.where(level >= self.model.schedule.levels, np.nan, values)
+        return self._at(values, clock)._draw(values, clock, known, horizon, sampling, level, reward, generator, progress)
+
+    def _at(self, values: Array, clock: Clock) -> SeriesModel:
+        """The same, told by a history (t, d) what training could not know: the scale of series that came later, values below the floor."""
+        normal = self.normal.learned(values, clock).unbound(values)
+        return self if normal is self.normal else dataclasses.replace(self, normal=normal)
+
+    def _draw(
+        self, values: Array, clock: Clock, known: Array, horizon: int, sampling: Sampling, level: Array | None, reward: Reward | None,
+        generator: Generator | None, progress: Callable[[int, int], None] | None,
+    ) -> Array:  # fmt: skip
         # A series whose last values are missing is sampled from where it was last seen.
         gap = _trailing(values) if self.normal.kind == "steps" else np.zeros(values.shape[1], dtype=np.int64)
         if reward is not None and len(set(gap.tolist())) > 1:
@@ -154,7 +170,8 @@ class SeriesModel:
         longest = int(gap.max(initial=0))
         steps = _extend(clock[: len(clock) - longest], horizon + longest)[len(clock) - longest :]
         noise = self._noise(sampling.samples, steps, generator)
-        company = self.covariates.company(self.normal.tokens(values, clock))
+        believed = values if level is None or not (level > 0).any() else self.normal.believed(values, self._shares(level))
+        company = self.covariates.company(self.normal.tokens(believed, clock))
         out = np.empty((sampling.samples, horizon, values.shape[1]))
         size = max(1, ROWS // values.shape[1])
         done = 0
@@ -163,9 +180,11 @@ class SeriesModel:
             sub = self if len(which) == values.shape[1] else self._only(which)
             past = values[: len(values) - length, which]
             doubt = None if level is None else level[: len(past), which]
+            trusted = believed[: len(past), which]
             for rows in range(0, sampling.samples, size):
                 futures = sub._futures(
                     past,
+                    trusted,
                     clock[: len(past)],
                     known,
                     noise[rows : rows + size, longest - length :][..., which],
@@ -182,17 +201,24 @@ class SeriesModel:
                     progress(done, out.shape[0] * out.shape[2])
         return out
 
+    def _shares(self, level: Array) -> Array:
+        """How much of values (t, d) is believed at a level of doubt, 1 at 0: the signal's share of the variance."""
+        return self.model.schedule.alpha(torch.from_numpy(np.asarray(level)).long()).double().numpy() ** 2
+
     def _futures(
-        self, values: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None, reward: Reward | None,
-        company: Any, gap: int, generator: Generator | None = None,
+        self, values: Array, believed: Array, clock: Clock, known: Array, noise: Tensor, sampling: Sampling, level: Array | None,
+        reward: Reward | None, company: Any, gap: int, generator: Generator | None = None,
     ) -> Array:  # fmt: skip
-        """Futures (n, h, d) that the noise (n, h, d) becomes. The first `gap` steps are before the forecast: no reward speaks of them."""
+        """Futures (n, h, d) that the noise (n, h, d) becomes. The first `gap` steps are before the forecast: no reward speaks of them.
+
+        believed: values as far as they are, from which lags are taken and on which futures rest.
+        """
         n, horizon, d = noise.shape
         noise = noise * self.warmth[torch.arange(horizon).clamp(max=len(self.warmth) - 1)][:, None]
         t = len(values)
         first = max(self.normal.warm, t - self.context)
-        tokens, levels = self._seen(values, clock, level, first, t)
-        cond = self._told(values, clock, known, first, t + horizon, t, company)
+        tokens, levels = self._seen(values, clock, level, first, t, believed)
+        cond = self._told(believed, clock, known, first, t + horizon, t, company)
         state = None
         if tokens.shape[1]:
             # What is not believed is noised to its level: at K it is noise alone.
@@ -206,7 +232,7 @@ class SeriesModel:
             judge = reward
 
             def of_tokens(x: Tensor) -> Tensor:
-                futures = self.normal.decode(self._stepwise(x, d).double(), values, later)[:, gap:]
+                futures = self.normal.decode(self._stepwise(x, d).double(), believed, later)[:, gap:]
                 score = judge(futures)
                 if score.shape != (n,):
                     raise ValueError(f"a reward maps futures {tuple(futures.shape)} to one score each, ({n},); got {tuple(score.shape)}")
@@ -216,7 +242,7 @@ class SeriesModel:
         x = noise if self.joint else noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
         matrix = sampling.matrix(self.model, horizon)
         x = sample(denoise, self.model.schedule, x, matrix, eta=sampling.eta, path="ddim" if sampling.eta else "angle", generator=generator)
-        return self.normal.decode(self._stepwise(x, d).double(), values, later).numpy()
+        return self.normal.decode(self._stepwise(x, d).double(), believed, later).numpy()
 
     def _stepwise(self, x: Tensor, d: int) -> Tensor:
         """Sampled tokens as (n, h, d), whether they were of one series each, (d * n, h, 1), or of all."""
@@ -384,11 +410,8 @@ class SeriesModel:
 
     def _only(self, which: NDArray[np.int64]) -> SeriesModel:
         """The same for some of the series."""
-        own = {name: getattr(self.normal, name)[which] for name in ("offset", "mean", "std", "spread", "low")}
         about = dataclasses.replace(self.covariates, about=self.covariates.about[which])
-        return dataclasses.replace(
-            self, normal=dataclasses.replace(self.normal, **own), covariates=about, echoes=self.echoes[..., torch.from_numpy(which)]
-        )
+        return dataclasses.replace(self, normal=self.normal.of(which), covariates=about, echoes=self.echoes[..., torch.from_numpy(which)])
 
     def _check(self, values: Array, horizon: int, known: Array) -> None:
         if values.ndim != 2 or values.shape[1] != self.echoes.shape[2]:

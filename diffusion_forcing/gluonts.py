@@ -8,6 +8,7 @@ forecasts, truths = make_evaluation_predictions(test_data, predictor, num_sample
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ except ImportError as error:
     raise ImportError("this module needs GluonTS: pip install 'diffusion_forcing[forecasting]'") from error
 
 from .data.calendar import clock_of
-from .data.series import Panel
+from .data.series import Panel, _offset
 from .forecaster import Forecaster
 from .forecasting import Sampling, SeriesModel, limited
 
@@ -43,7 +44,7 @@ class DiffusionForcingEstimator(Estimator):
         super().__init__(lead_time=0)
         if target_dim < 1:
             raise ValueError(f"target_dim counts the series of an entry from 1; got {target_dim}")
-        self.freq, self.prediction_length, self.target_dim = freq, prediction_length, target_dim
+        self.freq, self.prediction_length, self.target_dim = _offset(freq).freqstr, prediction_length, target_dim
         self.num_samples, self.quiet = num_samples, quiet
         self._options: dict[str, Any] = {"minutes": minutes, "seed": seed, "context": context_length, "together": target_dim > 1, **options}
 
@@ -58,7 +59,10 @@ class DiffusionForcingEstimator(Estimator):
 
     def _panel(self, entries: Dataset) -> Panel:
         columns: dict[str, Any] = {}
+        told = False
         for number, entry in enumerate(entries):
+            if not told and (told := "feat_dynamic_real" in entry):
+                warnings.warn(f"feat_dynamic_real of entry {number} is not used; Forecaster takes such columns as `known`", stacklevel=3)
             target = np.asarray(entry["target"], dtype=float)
             wanted = 1 if self.target_dim == 1 and target.ndim == 1 else 2
             if target.ndim != wanted or (wanted == 2 and len(target) != self.target_dim):
@@ -71,8 +75,16 @@ class DiffusionForcingEstimator(Estimator):
                 columns[_item(entry, number)] = pd.Series(target, index=index)
                 continue
             known = columns.get("0")
-            if known is None or len(known) < len(index):  # the longest of several windows of the same series
-                columns = {str(i): pd.Series(row, index=index) for i, row in enumerate(target)}
+            own = {str(i): pd.Series(row, index=index) for i, row in enumerate(target)}
+            if known is None:
+                columns = own
+                continue
+            short, columns = sorted((columns, own), key=lambda one: len(one["0"]))  # the longest of several windows of the same series
+            if not all(series.equals(columns[name].reindex(series.index)) for name, series in short.items()):
+                raise ValueError(
+                    f"with target_dim={self.target_dim} all entries are windows of the same series, but entry {number} is none of those "
+                    "before it; train on one entry, or on univariate ones with target_dim=1"
+                )
         if not columns:
             raise ValueError("the training data hold no entries")
         frame = pd.DataFrame(columns)

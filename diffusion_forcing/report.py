@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .config import read_json
 from .log import LOG, read_log
+from .pretrained import write_atomically
 
 COLOURS = ("#2f6fb0", "#d1495b", "#2a9d6f", "#e09f3e")
 STYLE: Any = {
@@ -40,7 +41,7 @@ def figure(file: Path, width: float = 6.0, height: float = 4.0) -> Iterator[Any]
         FigureCanvasAgg(fig)
         yield fig
         file.parent.mkdir(parents=True, exist_ok=True)
-        fig.savefig(file)
+        write_atomically(file, lambda temporary: fig.savefig(temporary, format=file.suffix[1:] or None))
 
 
 def draw_matrix(matrix: Tensor, file: Path, title: str = "", ax: Any = None) -> None:

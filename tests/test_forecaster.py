@@ -12,7 +12,7 @@ pd = pytest.importorskip("pandas", reason="pandas comes with the extra `forecast
 from diffusion_forcing.data.calendar import clock_of  # noqa: E402
 from diffusion_forcing.data.series import Panel, from_frame  # noqa: E402
 from diffusion_forcing.forecast_command import _backtests, backtest  # noqa: E402
-from diffusion_forcing.forecaster import Forecast, Forecaster, load_panel, save_panel  # noqa: E402
+from diffusion_forcing.forecaster import Forecast, Forecaster, load_panel, same_panel, save_panel  # noqa: E402
 from diffusion_forcing.forecasting import Sampling  # noqa: E402
 from diffusion_forcing.tasks import forecasting_pictures  # noqa: E402
 from diffusion_forcing.tasks.forecasting import forget  # noqa: E402
@@ -215,7 +215,7 @@ def test_options_are_checked_at_once(options, words):
 
 
 def test_a_table_too_short_for_the_horizon_is_not_trained_on(tmp_path):
-    with pytest.raises(ValueError, match="a third of the steps there are, here 5 of 17; got 6"):
+    with pytest.raises(ValueError, match="a quarter of the steps there are, here 4 of 17; got 6"):
         Forecaster(HORIZON, **QUICK).fit(hours(17), folder=tmp_path / "training")
     assert not (tmp_path / "training").exists()
 
@@ -386,6 +386,20 @@ def test_a_panel_keeps_its_time_zone(freq, tmp_path):
     np.testing.assert_array_equal(clock_of(load_panel(tmp_path / "p.panel.npz")), clock_of(panel))
 
 
+def test_a_panel_keeps_its_fixed_offset(tmp_path):
+    for zone in ("+01:00", "-05:30", "UTC"):
+        index = pd.date_range("2020-01-01", periods=200, freq="h", tz=zone)
+        panel = Panel(np.zeros((200, 1)), ("a",), index, "h", np.zeros((200, 0)), kind="real")
+        save_panel(panel, tmp_path / "a.panel.npz")
+        assert same_panel(load_panel(tmp_path / "a.panel.npz"), panel)
+    pytz = pytest.importorskip("pytz")
+    index = pd.date_range("2020-01-01", periods=200, freq="h", tz=pytz.FixedOffset(60))
+    save_panel(Panel(np.zeros((200, 1)), ("a",), index, "h", np.zeros((200, 0))), tmp_path / "b.panel.npz")
+    loaded = load_panel(tmp_path / "b.panel.npz")
+    assert (loaded.index == index).all()
+    assert same_panel(loaded, load_panel(tmp_path / "b.panel.npz"))
+
+
 def test_an_interrupted_training_goes_on_in_its_folder(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 2)
@@ -529,7 +543,7 @@ MISTAKES = {
     "a stamp twice": (twice, [], "load.csv, column 'time', row 11: 2024-01-01 08:00:00 stands in row 10 already"),
     "words": (words_among, [], "load.csv, column 'east', row 11: 'n.b.' is not a number"),
     "negative": (lambda frame: frame.assign(east=-1), ["--values", "positive"], "column 'east', row 2: -1 stands where values should be"),
-    "too far": (lambda frame: frame.head(17), [], "a horizon is from 1 to a third of the steps there are, here 5 of 17; got 6"),
+    "too far": (lambda frame: frame.head(17), [], "a horizon is from 1 to a quarter of the steps there are, here 4 of 17; got 6"),
     "not known": (
         lambda frame: frame.assign(holiday=0.0),
         ["--known", "holiday"],
@@ -582,6 +596,45 @@ def test_a_file_with_more_series_than_the_model_is_drawn(ran, tmp_path):
     file = table(tmp_path, hours().assign(north=np.arange(200.0)))
     assert forecast(file, "--model", ran / "out" / "model", "--out", tmp_path / "out") == 0
     assert (tmp_path / "out" / "forecast.png").exists()
+
+
+def test_a_second_fit_finds_its_own_seasons():
+    forecaster = made(hours())
+    assert forecaster.task.season == (24,)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffusion_forcing.forecaster.train", drawn_weights)
+        forecaster.fit(hours().assign(time=pd.date_range("2020-01-01", periods=200, freq="D")))
+    assert forecaster.task.season == (7,)
+
+
+def test_the_same_frequency_may_have_two_names(fitted):
+    panel = from_frame(hours())
+    other = fitted.predict(data=Panel(panel.values, panel.names, panel.index, "60min", panel.known), samples=2)
+    np.testing.assert_array_equal(other.samples, fitted.predict(data=panel, samples=2).samples)
+
+
+def test_options_of_training_have_no_effect_on_a_model_and_say_so(ran, tmp_path, capsys):
+    file = table(tmp_path, hours())
+    assert forecast(file, "--model", ran / "out" / "model", "--out", tmp_path / "out", backtest=5, season=12) == 0
+    assert "--backtest, --minutes, --season are for training and have no effect" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_knows_which_columns_are_known_in_advance(tmp_path):
+    made(with_known(), known=["price", "rain"]).save(tmp_path / "model")
+    file = table(tmp_path, with_known())
+    assert forecast(file, "--model", tmp_path / "model", "--out", tmp_path / "out") == 0
+
+
+def test_out_may_not_be_a_file(tmp_path, capsys):
+    file = table(tmp_path, hours())
+    assert forecast(file, "--out", file) == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_names_with_dollars_are_drawn(tmp_path):
+    panel = from_frame(hours(60).rename(columns={"east": "$east_{$", "west": "a $ and b_{ $"}))
+    forecasting_pictures.draw_fans(panel, np.zeros((5, 6, len(panel.names))), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
 
 
 def test_pictures_show_each_series_with_its_own_forecast(ran, tmp_path, monkeypatch):

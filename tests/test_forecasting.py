@@ -248,6 +248,69 @@ def test_a_series_without_a_value_yet_may_turn_out_negative():
     assert fit_normal(values, np.arange(288), HORIZON, (24,)).low.tolist() == [0, -np.inf]
 
 
+@kinds
+@transforms
+@pytest.mark.parametrize("before", [np.nan, 0.0])
+def test_a_series_that_begins_after_the_training_range_is_drawn_at_its_own_size(kind, transform, before):
+    values = np.exp(daily(seed=3) / 5) if kind == "lags" else walk(seed=3)
+    begun = values.copy()
+    begun[:200, 1] = before
+    begun[200:, 1] *= 1000
+    model, clock = forecaster_of(begun[:200], kind, awake=False, transform=transform)[0], np.arange(288)
+    assert model.normal.vague.tolist() == [False, True]
+    futures = model.draw(begun, clock, sampling=few(samples=50), generator=seeded(0))
+    now = begun[-48:, 1]
+    assert 0.1 * now.min() < np.median(futures[..., 1]) < 5 * now.max()
+    assert futures[..., 1].std() > 0.001 * now.mean(), "and not as if it were certain"
+    np.testing.assert_array_equal(futures[..., 0], model.draw(values, clock, sampling=few(samples=50), generator=seeded(0))[..., 0])
+
+
+@transforms
+def test_a_series_of_hardly_a_value_is_as_uncertain_as_the_others(transform):
+    values = np.exp(daily() / 5)
+    values[:-2, 1] = np.nan
+    normal = fit_normal(values, np.arange(288), HORIZON, (24,), transform=transform)
+    assert np.isfinite(normal.low[1]) or transform == "none"
+    assert normal.spread[1] == normal.spread[0]
+    drawn = normal.decode(torch.randn(200, HORIZON, 2, generator=seeded(0)).double(), values, np.arange(HORIZON)).numpy()
+    assert np.isfinite(drawn).all()
+    assert 0.2 < drawn[..., 1].std() / drawn[..., 0].std() < 5
+
+
+def test_a_model_saved_without_a_word_on_vague_series_is_read():
+    values, clock = daily(), np.arange(288)
+    normal, tensors = fit_normal(values, clock, HORIZON, (24,)), {}
+    rest = normal.save(tensors)
+    del tensors["normal.vague"]
+    assert not Normal.load(tensors, rest).vague.any()
+
+
+def test_values_that_are_said_to_be_real_have_no_floor():
+    values, clock = rng().poisson(1.0, (288, 2)).astype(float), np.arange(288)
+    normal = fit_normal(values, clock, HORIZON, (24,), real=True)
+    assert normal.transform == "none"
+    wild = 8 * torch.randn(50, HORIZON, 2, generator=seeded(0), dtype=torch.float64)
+    assert normal.decode(wild, values, clock[:HORIZON]).min() < 0
+
+
+def test_a_panel_of_real_values_is_learned_as_such(folder):
+    panel = known_panel("lags", np.exp(daily(288, 3) / 5))
+    assert task_of(folder, panel, "bound").setting().normal.low.tolist() == [0, 0, 0]
+    normal = task_of(folder, dataclasses.replace(panel, kind="real"), "real").setting().normal
+    assert (normal.transform, normal.low.tolist()) == ("none", [-np.inf] * 3)
+
+
+@kinds
+def test_a_series_that_has_gone_below_its_floor_has_none(kind):
+    values = np.abs(values_of(kind) - 10)
+    series, clock = forecaster_of(values, kind, awake=False, transform="none")
+    fallen = values.copy()
+    fallen[-100:, 0] -= 100
+    futures = series.draw(fallen, clock, sampling=few(), generator=seeded(0))
+    assert np.median(futures[..., 0]) < -10
+    assert futures[..., 1].min() >= 0
+
+
 @pytest.mark.parametrize("transform", ["sqrt", "log"])
 def test_a_transform_that_does_not_go_with_negative_values_is_refused(transform):
     with pytest.raises(ValueError, match="negative"):
@@ -325,6 +388,12 @@ def test_the_clock_of_a_stamp_is_the_same_in_a_longer_panel(freq):
 def test_the_clock_runs_on_when_clocks_are_put_forward():
     panel = panel_of("h", 400, start="2020-03-20", tz="Europe/Berlin")
     np.testing.assert_array_equal(np.diff(clock_of(panel)), 1)
+
+
+@pytest.mark.parametrize("freq", ["D", "B", "MS", "W-MON"])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
+def test_days_and_months_count_by_the_clock_on_the_wall(freq, zone):
+    np.testing.assert_array_equal(clock_of(panel_of(freq, tz=zone)), clock_of(panel_of(freq)))
 
 
 def test_weeks_start_on_mondays_and_days_at_midnight():
@@ -610,17 +679,43 @@ def test_a_task_judges_draws_and_shows(folder, tmp_path):
         assert arrays["names"].tolist() == ["s0", "s1", "s2"]
 
 
+@pytest.mark.parametrize(("first", "words"), [(268, "has 0 values .* all of its values before"), (279, "has 0 values .* from the other")])
+def test_a_series_that_begins_late_is_named_and_does_not_break_the_back_test(first, words, folder):
+    values = daily(288, 3)
+    values[:first, 1] = np.nan
+    task = task_of(folder, known_panel("lags", values), f"late-{first}", sampling=few())
+    with pytest.warns(UserWarning, match=f"'s1' {words}"):
+        s = task.setting()
+    model = SeriesModel.bare(untrained("rnn", s.covariates.width(s.normal), awake=False), s.normal, s.covariates, s.context)
+    truth, futures = rolling(s, model, few(), 0, quiet)
+    assert all(np.isfinite(one).all() for one in futures.values())
+    assert np.isnan(truth[0, :, 1]).all() == (first > 276), "what had not begun is not scored"
+    assert not np.isnan(truth[1]).any()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"horizon": None}, "say how far to forecast: --task.horizon STEPS"),
         ({"horizon": 40, "windows": 4}, r"4 test windows of 40 steps leave 128 of 288 steps .* at least 160 are needed"),
-        ({"horizon": 100}, "a horizon is from 1 to a third"),
+        ({"horizon": 100}, "a horizon is from 1 to a quarter"),
     ],
 )
 def test_settings_that_cannot_be_say_why(options, words, folder):
     with pytest.raises(ValueError, match=words):
         task_of(folder, known_panel("lags"), "impossible", **options).setting()
+
+
+def test_a_horizon_of_a_quarter_can_be_trained(folder):
+    data = task_of(folder, panel_of(t=4 * HORIZON), "quarter", windows=0).data()
+    assert data.train.all().numel()
+    assert data.valid.all().numel()
+
+
+def test_seasons_count_from_one_and_may_be_a_list():
+    with pytest.raises(ValueError, match="season counts steps from 1; got"):
+        Forecasting("exchange", season=(0,))
+    assert hash(Forecasting("exchange", season=[24])) == hash(Forecasting("exchange", season=(24,)))
 
 
 @pytest.mark.parametrize("option", ["horizon", "held", "context", "windows"])
@@ -901,7 +996,7 @@ def test_a_value_that_is_not_believed_at_all_is_as_good_as_missing(kind, back, t
 @networks
 def test_no_doubt_is_no_change_and_some_is_some(kind, network):
     values = values_of(kind)
-    series, clock = forecaster_of(values, kind, network)
+    series, clock = forecaster_of(values, kind, network, together=False)
 
     def draw(level):
         return series.draw(values, clock, sampling=few(network), level=level, generator=seeded(0))
@@ -913,6 +1008,42 @@ def test_no_doubt_is_no_change_and_some_is_some(kind, network):
     changed = draw(level)
     np.testing.assert_array_equal(changed[..., 0], base[..., 0])
     assert (changed[..., 1] != base[..., 1]).any()
+
+
+@kinds
+def test_the_more_a_wrong_value_is_doubted_the_less_it_shifts_the_forecast(kind):
+    """As the last value, on which steps rest, and as one a season before the forecast, to which lags reach."""
+    values = values_of(kind)
+    series, clock = forecaster_of(values, kind, awake=False)
+    wrong = values.copy()
+    back = 1 if kind == "steps" else 24
+    wrong[-back, 0] += 50
+
+    def shift(doubt):
+        level = np.zeros(values.shape)
+        level[-back, 0] = round(doubt * LEVELS)
+        return np.abs(series.draw(wrong, clock, sampling=few(), level=level, generator=seeded(0)) - base)[..., 0].max()
+
+    base = series.draw(values, clock, sampling=few(), generator=seeded(0))
+    shifts = [shift(doubt) for doubt in (0.0, 0.3, 0.6, 0.9)]
+    assert shifts == sorted(shifts, reverse=True)
+    assert shifts[-1] < 0.15 * shifts[0]
+    assert shifts[0] > 4
+
+
+def test_a_doubted_value_hardly_reaches_the_company_of_the_others():
+    values = daily()
+    series, clock = forecaster_of(values, "lags")
+    level = np.zeros(values.shape)
+    level[-2, 0] = round(0.9 * LEVELS)
+    wrong = values.copy()
+    wrong[-2, 0] += 50
+
+    def draw(values, level=None):
+        return series.draw(values, clock, sampling=few(), level=level, generator=seeded(0))[..., 1]
+
+    base = draw(values, level)
+    assert np.abs(draw(wrong, level) - base).max() < 0.5 * np.abs(draw(wrong) - draw(values)).max()
 
 
 @kinds

@@ -1,5 +1,6 @@
 """GluonTS: our estimator and predictor among its data sets, splits, evaluators and folders."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from gluonts.dataset.split import split
 from gluonts.evaluation import MultivariateEvaluator, make_evaluation_predictions
 from gluonts.model import Predictor
 
+from diffusion_forcing.data.calendar import clock_of, seasons_of
 from diffusion_forcing.forecasting import Sampling
 from diffusion_forcing.gluonts import DiffusionForcingEstimator, DiffusionForcingPredictor
 from diffusion_forcing.scores import crps, crps_sum
@@ -102,6 +104,31 @@ def test_of_several_windows_of_the_same_series_the_longest_is_trained_on():
     np.testing.assert_allclose(panel.values.T, target(), rtol=1e-6)
     assert (panel.freq, panel.names) == ("h", ("0", "1", "2"))
     assert panel.index[0] == START.to_timestamp()
+
+
+def test_entries_of_other_series_are_not_passed_over():
+    other = [{"start": START, "target": target()}, {"start": START, "target": target(100) + 1}]
+    with pytest.raises(ValueError, match="entry 1 is none of those before it"):
+        estimator()._panel(ListDataset(other, freq="h", one_dim_target=False))
+
+
+def test_features_that_are_not_used_are_told_of():
+    data = [{"start": START, "target": target(), "feat_dynamic_real": np.zeros((1, LENGTH))}]
+    with pytest.warns(UserWarning, match="feat_dynamic_real of entry 0 is not used"):
+        estimator()._panel(data)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("freq", "plain", "season"), [("1B", "B", 5), ("1M", "M", 12), ("1MS", "MS", 12), ("1QS", "QS", 4), ("1h", "h", 24)]
+)
+def test_a_one_before_the_frequency_changes_nothing(freq, plain, season):
+    data = [{"start": pd.Timestamp("2024-01-01"), "target": target()}]
+    one, other = (DiffusionForcingEstimator(name, HORIZON, DIM)._panel(data) for name in (freq, plain))
+    assert one.freq == other.freq
+    assert seasons_of(one)[0] == season
+    np.testing.assert_array_equal(clock_of(dataclasses.replace(one, freq=freq)), clock_of(other))
+    assert seasons_of(dataclasses.replace(one, freq=freq)) == seasons_of(other)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,3 +126,18 @@ def test_a_matrix_can_be_drawn_into_a_figure_of_ones_own(tmp_path):
 def test_curves_are_drawn_from_the_first_step_on(tmp_path):
     draw_curves(LOG[:1], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_a_picture_that_fails_to_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "a.png"
+    file.write_bytes(b"old")
+
+    def half(self, path, **_):
+        Path(path).write_bytes(b"ha")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    with pytest.raises(OSError, match="disk full"), figure(file):
+        pass
+    assert file.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .series import Panel
+from .series import Panel, _offset
 
 MONDAY = "1970-01-05"
 SECONDS = 86_400
@@ -19,15 +19,18 @@ def clock_of(panel: Panel) -> NDArray[np.int64]:
     """Whole steps (t,) since a Monday in 1970, so that phases stay the same when a panel is read again with more rows."""
     if panel.freq is None:
         return np.asarray(panel.index, dtype=np.int64) // panel.index.step
-    # A panel's stamps lie one step apart, so where the first lies says it all. Zones count as in UTC: there no hour is skipped.
-    first = panel.index[0].tz_convert(None) if panel.index.tz is not None else panel.index[0]
-    seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
+    # A panel's stamps lie one step apart, so where the first lies says it all. Hours of zones count as in UTC, where none is skipped;
+    # days, weeks and months by the clock on the wall, at whose midnight they begin.
+    offset = _offset(panel.freq)
+    hours = isinstance(offset, pd.offsets.Tick) and not isinstance(offset, pd.offsets.Day)
+    first = panel.index[0] if panel.index.tz is None else panel.index[0].tz_convert(None) if hours else panel.index[0].tz_localize(None)
+    seconds = _seconds(offset)
     if seconds:
         at = int((first - pd.Timestamp(MONDAY)).total_seconds() // seconds)
-    elif panel.freq == "B":
+    elif offset.freqstr == "B":
         at = int(np.busday_count(np.datetime64(MONDAY), first.to_datetime64().astype("datetime64[D]")))
     else:
-        at = (12 * first.year + first.month) // MONTHS.get(panel.freq.lstrip("B")[:1], 1)
+        at = (12 * first.year + first.month) // MONTHS.get(offset.freqstr.lstrip("B")[:1], 1)
     return at + np.arange(len(panel.index))
 
 
@@ -40,14 +43,15 @@ def seasons_of(panel: Panel) -> tuple[int, ...]:
     if panel.freq is None:
         found: tuple[int, ...] = (_repeats(panel.values),)
     else:
-        seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
+        offset = _offset(panel.freq)
+        seconds = _seconds(offset)
         if seconds:
             day, week = SECONDS / seconds, 7 * SECONDS / seconds
             found = tuple(int(p) for p in (day, week) if p > 1 and p == int(p)) or ((52,) if week == 1 else (1,))
-        elif panel.freq == "B":
+        elif offset.freqstr == "B":
             found = (5,)
         else:
-            found = ({"M": 12, "Q": 4}.get(panel.freq.lstrip("B")[:1], 1),)
+            found = ({"M": 12, "Q": 4}.get(offset.freqstr.lstrip("B")[:1], 1),)
     return tuple(p for p in found if 1 < p <= t // 4) or (1,)
 
 
@@ -60,13 +64,14 @@ def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
     periods = [float(p) for p in seasons if 1 < p <= t / 8]
     if panel.freq is None:
         return tuple(periods)
-    seconds = _seconds(pd.tseries.frequencies.to_offset(panel.freq))
+    offset = _offset(panel.freq)
+    seconds = _seconds(offset)
     year = (
         365.25 * SECONDS / seconds
         if seconds
         else 260.9
-        if panel.freq == "B"
-        else {"M": 12.0, "Q": 4.0}.get(panel.freq.lstrip("B")[:1], 1.0)
+        if offset.freqstr == "B"
+        else {"M": 12.0, "Q": 4.0}.get(offset.freqstr.lstrip("B")[:1], 1.0)
     )
     if t >= 4 * year and not any(abs(p - year) < 1 for p in periods) and year > 2:
         periods.append(year)

@@ -21,6 +21,8 @@ Array = NDArray[np.float64]
 Kind = Literal["lags", "steps"]
 Transform = Literal["none", "sqrt", "log"]
 FURTHEST = 12.0  # usual departures beyond which a token is cut off: one typing error must not be all that a training sees
+ENOUGH = 5  # values of a series below which they do not say what is usual for it
+POWERS = {"none": 1.0, "sqrt": 0.5, "log": 0.0}  # of a series' size, in which its departures grow after the transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +46,11 @@ class Normal:
     spread: Array  # (d,), usual departure of each series
     phase: Array  # (season,), by how much more or less at each phase of the season
     low: Array  # (d,), no forecast is below
+    vague: Any = None  # (d,), bool: series of which the training range said too little, a constant or a few values
+
+    def __post_init__(self) -> None:
+        if self.vague is None:
+            object.__setattr__(self, "vague", np.zeros(len(self.mean), dtype=bool))
 
     @property
     def warm(self) -> int:
@@ -87,8 +94,11 @@ class Normal:
         """Usual departures (t, d) at the given times."""
         return self.phase[clock % self.season][:, None] * self.spread
 
-    def tokens(self, values: Array, clock: NDArray[np.int64]) -> Array:
-        """Departures (t, d) of values (t, d): NaN where a value is missing, and for the first `warm` steps."""
+    def tokens(self, values: Array, clock: NDArray[np.int64], past: Array | None = None) -> Array:
+        """Departures (t, d) of values (t, d): NaN where a value is missing, and for the first `warm` steps.
+
+        past: the values by which these are expected, where they are not the same.
+        """
         standard = self.standard(values)
         out = np.full_like(standard, np.nan)
         if len(values) <= self.warm:
@@ -96,9 +106,25 @@ class Normal:
         if self.kind == "steps":
             out[1:] = np.diff(standard, axis=0)
         else:
-            filled = self.filled(standard)
+            filled = self.filled(standard if past is None else self.standard(past))
             out[self.warm :] = standard[self.warm :] - self.lagged(filled, self.warm, len(values)) @ self.weights
         return np.clip(out / self.size(clock), -FURTHEST, FURTHEST)
+
+    def believed(self, values: Array, share: Array) -> Array:
+        """Values (t, d) of which only a share (t, d) of 0..1 is believed, the rest as if they were missing: what is expected instead.
+
+        That is the value of a season before, or, where tokens are steps, the last one.
+        """
+        standard = self.standard(values)
+        out, filled = values.copy(), standard.copy()
+        back = 1 if self.kind == "steps" else self.season
+        for t in np.flatnonzero((np.isnan(standard) | (share < 1)).any(1)):
+            before = np.zeros(out.shape[1]) if t == 0 else filled[t - back] if t >= back else filled[t - 1]
+            there, doubted = ~np.isnan(standard[t]), share[t] < 1
+            filled[t] = np.where(there, np.where(doubted, before + share[t] * (standard[t] - before), standard[t]), before)
+            restored = self.restore(torch.from_numpy(filled[t])).numpy()
+            out[t] = np.where(there & doubted, restored, values[t])
+        return out
 
     def decode(self, tokens: Tensor, values: Array, clock: NDArray[np.int64]) -> Tensor:
         """Values (n, h, d) of tokens (n, h, d) that follow a history (t, d). clock: times (h,) of the tokens. Differentiable."""
@@ -122,6 +148,46 @@ class Normal:
         elif self.transform == "log":
             moved = moved.clamp(max=80).exp()
         return torch.maximum(moved - offset, low)
+
+    def of(self, which: NDArray[np.int64]) -> Normal:
+        """The same for some of the series."""
+        names = ("offset", "mean", "std", "spread", "low", "vague")
+        return replace(self, **{name: getattr(self, name)[which] for name in names})
+
+    def learned(self, values: Array, clock: NDArray[np.int64]) -> Normal:
+        """The same, with vague series measured by values (t, d), all from before the forecast, where these say enough of them by now."""
+        which = np.flatnonzero(self.vague & ((~np.isnan(values)).sum(0) >= ENOUGH) & (_least(-values) != -_least(values)))
+        if not len(which):
+            return self
+        own = values[:, which]
+        least, size, none = _least(own), _mean_size(own), self.transform == "none"
+        offset = np.zeros(len(which))
+        if not none:
+            whole = np.all(self.offset == 0.25)
+            offset = np.full(len(which), 0.25) if whole else np.where(least > 0, 0.0, 0.01 * size + 1e-12)
+            offset = offset - np.minimum(least, 0)
+        bound = np.isfinite(self.low).any() and least >= 0  # as the others are
+        low = np.where(bound, 0.0, -np.inf) if none else np.minimum(least, 0.0)
+        start = replace(
+            self.of(which), offset=offset, low=low, mean=np.zeros(len(which)), std=np.ones(len(which)), spread=np.ones(len(which))
+        )
+        mean, std, _ = _moments(start, own)
+        start = replace(start, mean=mean, std=std)
+        departures = start.tokens(own, clock)
+        spread = np.sqrt(np.nan_to_num(np.nanmean(_or_zero(departures) ** 2, axis=0)))
+        spread = np.where(np.isnan(departures).all(0), self.spread[which], np.maximum(spread, 1e-3))
+        made = {"offset": offset, "low": low, "mean": mean, "std": std, "spread": spread, "vague": np.zeros(len(which), dtype=bool)}
+        out = {name: getattr(self, name).copy() for name in made}
+        for name, part in made.items():
+            out[name][which] = part
+        return replace(self, **out)
+
+    def unbound(self, values: Array) -> Normal:
+        """The same, with no floor for series that have gone below it."""
+        below = _least(values) < self.low
+        if not below.any():
+            return self
+        return replace(self, low=np.where(below, -np.inf if self.transform == "none" else -self.offset, self.low))
 
     def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Put the arrays among tensors, and return the rest as plain JSON."""
@@ -166,33 +232,36 @@ def _means(lags: tuple[int, ...], periods: tuple[int, ...]) -> list[Array]:
 
 def fit_normal(
     values: Array, clock: NDArray[np.int64], horizon: int, periods: tuple[int, ...], *, kind: Kind | None = None,
-    transform: Transform | None = None,
+    transform: Transform | None = None, real: bool = False,
 ) -> Normal:  # fmt: skip
     """What is normal by values (t, d) to train on. kind and transform are chosen by how well they explain these, where not given.
 
     The transform is the likeliest, each departure taken as Gaussian (as Box and Cox do); the kind is the one whose forecasts of the last
-    quarter, with departures that fade at the rate they usually do, are nearer on average.
+    quarter, with departures that fade at the rate they usually do, are nearer on average. real: values may be negative though none is:
+    they are not transformed, and have no floor.
     """
     lags = seasonal_lags(horizon, periods, len(values))
     kinds: tuple[Kind, ...] = ("lags", "steps") if kind is None else (kind,)
     if len(values) < 2 * min(lags) + horizon and kind is None:
         kinds = ("steps",)  # too short to learn from seasons
     transforms: tuple[Transform, ...] = ("none", "sqrt", "log") if transform is None else (transform,)
-    if transform is None and (np.nanmin(values) < 0 or np.isnan(values).all()):
+    if transform is None and (real or np.isnan(values).all() or np.nanmin(values) < 0):
         transforms = ("none",)
     made = []
     for one in kinds:
         fits = [_fit(values, clock, horizon, periods, lags, one, by) for by in transforms]
         made.append(max(fits, key=lambda normal: _likelihood(normal, values, clock)))
-    return made[0] if len(made) == 1 else min(made, key=lambda normal: _misses(normal, values, clock))
+    best = made[0] if len(made) == 1 else min(made, key=lambda normal: _misses(normal, values, clock))
+    return replace(best, low=np.full(len(best.low), -np.inf)) if real and best.transform == "none" else best
 
 
 def _fit(
     values: Array, clock: NDArray[np.int64], horizon: int, periods: tuple[int, ...], lags: tuple[int, ...], kind: Kind, transform: Transform
 ) -> Normal:
     d = values.shape[1]
-    least = np.min(np.where(np.isnan(values), np.inf, values), axis=0)
-    low = np.where((least >= 0) & np.isfinite(least), 0.0, -np.inf)
+    least = _least(values)
+    # A series without a value may turn out negative, but where all are transformed it has to have a floor.
+    low = np.where((least >= 0) & np.isfinite(least) | (transform != "none"), 0.0, -np.inf)
     if transform != "none" and (least < 0).any():
         raise ValueError(f"the transform {transform} is for values of 0 or more; some are negative, the least {least.min():g}: use none")
     typical = _mean_size(values)
@@ -200,18 +269,12 @@ def _fit(
     if transform != "none":
         whole = bool(np.all((values % 1 == 0) | np.isnan(values)))
         # Zeros must stay apart from small values by no more than is usual: a quarter of a count, a hundredth of what is typical.
-        offset = np.full(d, 0.25) if whole else np.where(least > 0, 0.0, 0.01 * typical + 1e-12)
+        offset = np.full(d, 0.25) if whole else np.where((least > 0) & np.isfinite(least), 0.0, 0.01 * typical + 1e-12)
     start = Normal(
         kind, transform, horizon, periods[0], lags, offset, np.zeros(d), np.ones(d), np.zeros(len(lags)), np.ones(d),
         np.ones(periods[0]), low,
     )  # fmt: skip
-    moved = start.standard(values)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of means over nothing
-        mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
-    mean, std = np.nan_to_num(mean), np.nan_to_num(std)  # a series without a value yet
-    # A constant keeps its size: its usual departure is next to nothing beside it.
-    std = np.where(std > 1e-9 * np.abs(mean), std, np.where(mean != 0, 1e-6 * np.abs(mean), 1e-6))
+    mean, std, varies = _moments(start, values)
     normal = replace(start, mean=mean, std=std)
     if kind == "lags":
         # The mean that was nearest lately. Fitted weights would mix weekdays with days of rest.
@@ -234,7 +297,45 @@ def _fit(
     normal = replace(normal, phase=phase)
     again = normal.tokens(values, clock)
     spread = np.maximum(np.sqrt(np.nan_to_num(np.nanmean(_or_zero(again) ** 2, axis=0))), 1e-3)
-    return replace(normal, spread=spread)
+    thin = (~np.isnan(values)).sum(0) < ENOUGH
+    return _pooled(replace(normal, spread=spread, vague=thin | ~varies), values, thin)
+
+
+def _moments(normal: Normal, values: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Mean and standard deviation (d,) of values after the transform, and which of the series vary."""
+    moved = normal.standard(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of means over nothing
+        mean, std = np.nanmean(moved, axis=0), np.nanstd(moved, axis=0)
+    mean, std = np.nan_to_num(mean), np.nan_to_num(std)  # a series without a value yet
+    varies = std > 1e-9 * np.abs(mean)
+    # A constant keeps its size: its usual departure is next to nothing beside it.
+    return mean, np.where(varies, std, np.where(mean != 0, 1e-6 * np.abs(mean), 1e-6)), varies
+
+
+def _pooled(normal: Normal, values: Array, thin: NDArray[np.bool_]) -> Normal:
+    """The same, with what is usual for thin series, of hardly a value, taken from the others: as much of their size."""
+    if not thin.any():
+        return normal
+    size, good = _mean_size(values), ~normal.vague
+    usual, std, spread, mean = (
+        float(np.median(part[good])) if good.any() else 1.0 for part in (size, normal.std, normal.spread, normal.mean)
+    )
+    size = np.where(size > 0, size, usual)
+    scale = std * (size / (usual or 1.0)) ** POWERS[normal.transform]
+    offset = np.where((normal.offset < 1e-9) & (normal.transform != "none"), 0.01 * size, normal.offset)
+    return replace(
+        normal,
+        offset=np.where(thin, offset, normal.offset),
+        mean=np.where(thin & np.isnan(values).all(0), mean if good.any() else 0.0, normal.mean),
+        std=np.where(thin, scale, normal.std),
+        spread=np.where(thin, spread, normal.spread),
+    )
+
+
+def _least(values: Array) -> Array:
+    """(d,), the least of the values that are there; inf where there are none."""
+    return np.min(np.where(np.isnan(values), np.inf, values), axis=0)
 
 
 def _mean_size(values: Array) -> Array:

@@ -49,6 +49,10 @@ RULES: dict[str, tuple[str, Callable[[Array], NDArray[np.bool_]]]] = {
 UNITS = {"h": "hour", "D": "day", "B": "business day", "W": "week", "min": "minute", "s": "second", "MS": "month", "ME": "month",
          "QS": "quarter", "QE": "quarter", "YS": "year", "YE": "year"}  # fmt: skip
 DAY = pd.Timedelta(days=1)
+NUMERIC = [("%Y%m%d", 16780101, 22611231), ("%Y%m", 190001, 219912), ("%Y%m%d%H", 1900010100, 2199123123),
+           ("%Y%m%d%H%M", 190001010000, 219912312359)]  # fmt: skip
+"""Dates written as numbers, and from which to which."""
+TIME_OF_DAY = r"(\d{1,2}):(\d\d)(?::(\d\d(?:\.\d+)?))?\s*([AaPp][Mm])?"
 CALENDAR = {"M": (28, 31), "Q": (89, 92), "Y": (365, 366)}
 """How many days are taken for a month, a quarter and a year."""
 
@@ -59,7 +63,8 @@ class Panel:
 
     values: (t, d), NaN where missing. index: (t,) stamps, a RangeIndex where there are no dates. freq: pandas' offset alias ("h", "B",
     "30min", "MS" ...), None without dates. known: (t + ahead, c) covariates known in advance, the rows beyond t are the future.
-    notes: what a reader of the file should be told, in sentences.
+    notes: what a reader of the file should be told, in sentences. kind: what values may be, as `from_frame` was told; "real": negative,
+    even where none is yet.
     """
 
     values: Array
@@ -69,6 +74,7 @@ class Panel:
     known: Array
     known_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    kind: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("values", "known"):
@@ -304,7 +310,7 @@ class _Table:
         rule, broken = RULES[kind]
         for bad, should, out in (
             (np.isinf(values), "finite", "correct it, or leave it empty"),
-            (broken(values), rule, "correct it, or use kind real"),
+            (broken(values), rule, "correct it, or use --values real"),
         ):
             if bad.any():
                 i = int(bad.argmax())
@@ -361,9 +367,14 @@ def _dates(cells: Any) -> tuple[Any, NDArray[np.bool_], str | None]:
     """Text as dates, NaT where it is none; which cells are neither dates nor missing; and the two readings of a cell where two remain."""
     codes, contents = _distinct(cells)
     text, missing = _text(contents)
-    # pandas reads "now" as a date; ours have a year of four digits, or figures with a mark between.
-    text = text.where(text.str.contains(r"\d{4}|\d[-/.:]\d") & ~missing, None)
-    zoned = bool(text.str.contains(r":\d\d(?:\.\d+)?\s*(?:Z|[+-]\d\d:?\d\d)$", na=False).any())
+    # pandas reads "now" and "13:00" as dates of today; ours have a year of four digits, or figures with a mark between.
+    text = text.where(text.str.contains(r"\d{4}|\d[-/.:]\d") & ~text.str.fullmatch(TIME_OF_DAY) & ~missing, None)
+    zones = text.str.extract(r":\d\d(?:\.\d+)?\s*(Z|[+-]\d\d(?::?\d\d)?)$", expand=False)
+    zoned = bool(zones.notna().any())
+    if zones.nunique() > 1 and zones.notna().sum() == text.notna().sum():
+        wall = text.str.replace(r"\s*(?:Z|[+-]\d\d(?::?\d\d)?)$", "", regex=True)
+        if wall.dropna().str.contains(r"[T ]00:00(?::00(?:\.0+)?)?$").all():  # days of a zone that changes its clocks
+            text, zoned = wall, False
 
     def parse(**how: Any) -> Any:
         with warnings.catch_warnings():
@@ -386,12 +397,35 @@ def _date_share(cells: Any) -> float:
     return float(dates.notna().sum() / max(dates.notna().sum() + wrong.sum(), 1))
 
 
+def _times(cells: Any) -> tuple[Any, NDArray[np.bool_]]:
+    """Times of day, such as 13:00, 13:00:30 or 1:00 pm, as what they add to midnight; and which cells are neither that nor missing."""
+    codes, contents = _distinct(cells)
+    text, missing = _text(contents)
+    parts = text.str.extract(f"^{TIME_OF_DAY}$")
+    hours, minutes, seconds = (pd.to_numeric(parts[i]).to_numpy(dtype=np.float64) for i in range(3))
+    half = parts[3].str.lower()
+    hours = np.where(half.notna(), hours % 12 + 12 * (half == "pm"), hours)
+    total = hours * 3600 + minutes * 60 + np.nan_to_num(seconds)
+    total = np.where((total <= DAY.total_seconds()) & (minutes < 60), total, np.nan)  # 24:00 ends a day
+    return pd.to_timedelta(total, unit="s").round("us")[codes], (np.isnan(total) & ~missing)[codes]
+
+
+def _are_times(cells: Any) -> bool:
+    """Whether a column holds times of day without their dates, most of it at least."""
+    if pd.api.types.is_numeric_dtype(cells.dtype) or _is_dated(cells):
+        return False
+    times, wrong = _times(_distinct(cells)[1])
+    return bool(times.notna().any() and times.notna().sum() >= wrong.sum())
+
+
 def _calendar(values: Array, name: str) -> Any:
-    """Dates written as numbers, 20200131 or the year 2020 in a column of that name, or None if these are not."""
-    form = "%Y" if name.lower() == "year" else "%Y%m%d"
+    """Dates written as numbers, 20200131, 202001, 2020013113, 202001311330 or the year 2020 in a column of that name; None if not."""
     present = values[~np.isnan(values)]
-    low, high = (1678, 2261) if form == "%Y" else (16780101, 22611231)
-    if name.lower() in CLOCKS or not ((present >= low) & (present <= high)).all() or (present != np.floor(present)).any():
+    if name.lower() in CLOCKS or not len(present) or (present != np.floor(present)).any():
+        return None
+    forms = [("%Y", 1678, 2261)] if name.lower() == "year" else NUMERIC
+    form = next((form for form, low, high in forms if ((present >= low) & (present <= high)).all()), None)
+    if form is None:
         return None
     dates = pd.to_datetime(pd.Series([None if np.isnan(v) else str(int(v)) for v in values], dtype=object), format=form, errors="coerce")
     return pd.DatetimeIndex(dates).as_unit("ns") if dates.notna().sum() == len(present) else None
@@ -420,7 +454,7 @@ def _find_time(table: _Table, id: str | None, taken: set[str]) -> str | None:
         return next((column for column in dated if column in named), dated[0])
     words = [column for column in free if _is_text(cells[column])]
     shares = {column: _date_share(cells[column]) for column in words}
-    labels = [column for column in words if shares[column] < 0.5]
+    labels = [column for column in words if shares[column] < 0.5 and not _are_times(cells[column])]
     label = id or (labels[0] if len(labels) == 1 else None)
     for column in named:
         if column in words and shares[column] >= 0.5:
@@ -444,8 +478,55 @@ def _is_calendar(table: _Table, column: str) -> bool:
     return column.lower() != "year" and not wrong.any() and not np.isnan(values).all() and _calendar(values, column) is not None
 
 
+def _with_times(table: _Table, time: str | None, id: str | None, taken: set[str]) -> tuple[_Table, str | None, list[str]]:
+    """The table, its time column and a note: dates and the times of day beside them are joined, where dates alone make no clock."""
+    cells = table.cells
+    free = [column for column in cells if column not in taken - {time}]
+    hours = [column for column in free if _are_times(cells[column])]
+    days = [column for column in free if column not in hours and (_is_dated(cells[column]) or _is_day(table, column))]
+    if time is not None and time not in hours:
+        days = [column for column in days if column == time]
+    if len(hours) != 1 or len(days) != 1:
+        return table, time, []
+    (day,), (hour,) = days, hours
+    labels = [column for column in free if column not in (day, hour) and _is_text(cells[column])]
+    label = id or (labels[0] if len(labels) == 1 else None)
+    dates = _read_stamps(table, day)
+    there = np.asarray(dates.notna())
+    again = pd.DataFrame({"day": dates, "label": "" if label is None else cells[label].astype(str)})[there].duplicated()
+    if (dates[there] != dates[there].normalize()).any() or not again.any():
+        return table, time, []
+    times, wrong = _times(cells[hour])
+    wrong |= there & np.asarray(times.isna())
+    if wrong.any():
+        i = int(wrong.argmax())
+        raise ValueError(f"{table.at(hour, i)}: {str(cells[hour].iloc[i])!r} is no time of day to go with the date in {day!r}; write 13:00")
+    joined = cells.assign(**{day: dates + times}).drop(columns=hour)
+    return replace(table, cells=joined), day, [f"the dates in {day!r} and the times of day in {hour!r} were read together"]
+
+
+def _is_day(table: _Table, column: str) -> bool:
+    """Whether text or numbers are dates, most of them at least."""
+    cells = table.cells[column]
+    return _date_share(cells) >= 0.5 if _is_text(cells) else column.lower() in TIMES and _is_calendar(table, column)
+
+
 def _stamps(table: _Table, time: str) -> tuple[_Table, Any]:
     """The rows that have a stamp, and the stamps: a DatetimeIndex, or whole numbers. Empty rows are left out."""
+    stamps = _read_stamps(table, time)
+    there = np.asarray(stamps.notna())
+    if not there.all():
+        others = table.cells.drop(columns=time)[~there]
+        full = ~np.column_stack([_text(others[column])[1] for column in others] or [np.ones(len(others), dtype=bool)]).all(axis=1)
+        if full.any():
+            i = int(np.flatnonzero(~there)[full.argmax()])
+            raise ValueError(f"{table.at(time, i)} has no stamp though the row has values; give it one, or drop the row")
+        table, stamps = table.keep(there), stamps[there]
+    return table, stamps if isinstance(stamps, pd.DatetimeIndex) else pd.Index(stamps.to_numpy().astype(np.int64))
+
+
+def _read_stamps(table: _Table, time: str) -> Any:
+    """A column as a DatetimeIndex, or as whole numbers; missing where it is empty."""
     cells = table.cells[time]
     wrong = np.zeros(len(cells), dtype=bool)
     if _is_dated(cells):
@@ -468,15 +549,7 @@ def _stamps(table: _Table, time: str) -> tuple[_Table, Any]:
         i = int(wrong.argmax())
         raise ValueError(f"{table.at(time, i)}: {str(cells.iloc[i])!r} is neither a date nor, as on a clock without dates, a whole number; "
                          "write 2020-01-31 or 2020-01-31 13:00, or name another column with --time")  # fmt: skip
-    there = np.asarray(stamps.notna())
-    if not there.all():
-        others = table.cells.drop(columns=time)[~there]
-        full = ~np.column_stack([_text(others[column])[1] for column in others] or [np.ones(len(others), dtype=bool)]).all(axis=1)
-        if full.any():
-            i = int(np.flatnonzero(~there)[full.argmax()])
-            raise ValueError(f"{table.at(time, i)} has no stamp though the row has values; give it one, or drop the row")
-        table, stamps = table.keep(there), stamps[there]
-    return table, stamps if isinstance(stamps, pd.DatetimeIndex) else pd.Index(stamps.to_numpy().astype(np.int64))
+    return stamps
 
 
 def _offset(freq: str) -> Any:
@@ -595,9 +668,12 @@ def from_frame(
 
     time, id, value: the columns of stamps, of the series' names and of values, found by themselves where only one can be meant; dates as
     the frame's index serve as well. freq: pandas' alias, found too. known: columns known in advance; their rows after the last value of
-    any series are the future. kind: "auto" and "real" take all numbers, "positive" 0 and more, "counts" whole ones of these.
+    any series are the future. kind: "auto" and "real" take all numbers, "positive" 0 and more, "counts" whole ones of these; forecasts of
+    series that were never negative are not either, unless it is "real".
     first_row, source: what messages call the first row and the whole.
     """
+    if isinstance(frame, pd.Series):
+        frame = frame.to_frame("value" if frame.name is None else frame.name)
     cells, time, freq = _plain(frame, time, freq, source)
     known = _names(known)
     if not len(cells):
@@ -610,16 +686,21 @@ def from_frame(
     twice = _twice([column for _, column in chosen])
     if twice is not None:
         raise ValueError(f"column {twice!r} cannot be two of time, id, value and known; name it once")
-    time = time or _find_time(table, id, {column for _, column in chosen})
+    taken = {column for _, column in chosen}
+    table, time, notes = _with_times(table, time, id, taken)
+    time = time or _find_time(table, id, taken)
     if time is None and id is not None:
         raise ValueError(f"{source} is long, with its series told apart by {id!r}, and no column looks like the time; name it with --time")
     if time is None:
-        return _panel(table, pd.RangeIndex(len(cells)), _Options(None, None, value, freq, known, kind), [])
+        counted = isinstance(frame.index, pd.RangeIndex) and frame.index.step > 0
+        return _panel(table, frame.index if counted else pd.RangeIndex(len(cells)), _Options(None, None, value, freq, known, kind), [])
     table, stamps = _stamps(table, time)
+    if isinstance(stamps, pd.DatetimeIndex) and stamps.tz is None and table.cells[time].astype(str).str.contains(r":\d\d\s*[+-]\d\d").any():
+        notes.append(f"the offsets in {time!r} change, and its stamps are midnights: they were read as days, without a zone")
     if not len(stamps):
         raise ValueError(f"{source}, column {time!r} has no stamps; name another with --time")
     id = id or _find_id(table, time, stamps, known)
-    return _panel(table, stamps, _Options(time, id, value, freq, known, kind), [])
+    return _panel(table, stamps, _Options(time, id, value, freq, known, kind), notes)
 
 
 def _plain(frame: Any, time: str | None, freq: str | None, source: str) -> tuple[Any, str | None, str | None]:
@@ -646,7 +727,11 @@ def _find_id(table: _Table, time: str, stamps: Any, known: tuple[str, ...]) -> s
     """The column that tells series apart in a long table; None of a wide one."""
     if not stamps.has_duplicates:
         return None
-    words = [column for column in table.cells if column != time and column not in known and _is_text(table.cells[column])]
+    words = [
+        column
+        for column, cells in table.cells.items()
+        if column not in (time, *known) and _is_text(cells) and _date_share(cells) < 0.5 and not _are_times(cells)
+    ]
     if len(words) > 1:
         raise ValueError(f"{table.source} repeats its stamps, and {', '.join(words)} may tell series apart; say which does with --id")
     return words[0] if words else None
@@ -665,6 +750,8 @@ def _panel(table: _Table, stamps: Any, options: _Options, notes: list[str]) -> P
     index, freq, positions, gaps = _grid(table, time, stamps, options.freq)
     values = np.full((len(index), len(names)), np.nan)
     values[positions if codes is None else (positions, codes)] = numbers
+    if codes is None and options.freq is None:
+        _check_pace(table, names, values, index, positions)
     t = int(np.flatnonzero(~np.isnan(values).all(axis=1))[-1]) + 1
     notes = notes + gaps
     placed = np.empty((t, 0))
@@ -677,7 +764,7 @@ def _panel(table: _Table, stamps: Any, options: _Options, notes: list[str]) -> P
         if (series[there] == series[there[0]]).all():
             since = _say(index[there[0]])
             notes.append(f"{name!r} is {series[there[0]]:g} throughout, from {since} on: its forecasts will be that constant")
-    return Panel(values[:t], tuple(names), index[:t], freq, placed, known, tuple(notes))
+    return Panel(values[:t], tuple(names), index[:t], freq, placed, known, tuple(notes), options.kind)
 
 
 def _wide(table: _Table, options: _Options, notes: list[str]) -> tuple[list[str], None, Array]:
@@ -763,6 +850,21 @@ def _check_spacing(table: _Table, stamps: Any, codes: NDArray[np.int64], names: 
                          "one, read them from two files, or, if one has many gaps, give the clock of both with --freq")  # fmt: skip
 
 
+def _check_pace(table: _Table, names: list[str], values: Array, index: Any, positions: NDArray[np.int64]) -> None:
+    """Raise where a column of a wide table ticks steadily, and more slowly than another. Fewer than 6 values have no pace."""
+    places = [np.flatnonzero(~np.isnan(series)) for series in values.T]
+    shortest = [int(np.diff(at).min()) if len(at) > 5 else 0 for at in places]
+    finest = min((step for step in shortest if step), default=0)
+    for name, at, step in zip(names, places, shortest, strict=True):
+        steady = step > finest and ((np.diff(at) == step).all() or (isinstance(index, pd.DatetimeIndex) and pd.infer_freq(index[at])))
+        if steady:
+            row = int((positions == at[1]).argmax())
+            stamps = f"{_say(index[at[0]])}, {_say(index[at[1]])}, {_say(index[at[2]])}"
+            raise ValueError(f"{table.at(name, row)}: {table.source} mixes frequencies: column {name!r} has values at {stamps} ... only, "
+                             "other columns between them; resample one, read them from two files, or, if it has many gaps, give the clock "
+                             "of both with --freq")  # fmt: skip
+
+
 def _covariate(table: _Table, column: str) -> Array:
     """A column known in advance, which is of numbers and has no holes."""
     cells = table.cells[column]
@@ -806,8 +908,8 @@ def _twice(names: list[str]) -> str | None:
 def check_horizon(panel: Panel, horizon: int) -> None:
     """Raise unless a panel is long enough to forecast `horizon` steps, and what is known in advance is known that far."""
     t = len(panel.values)
-    if horizon < 1 or 3 * horizon > t:
-        raise ValueError(f"a horizon is from 1 to a third of the steps there are, here {t // 3} of {t}; got {horizon}, forecast fewer "
+    if horizon < 1 or 4 * horizon > t:
+        raise ValueError(f"a horizon is from 1 to a quarter of the steps there are, here {t // 4} of {t}; got {horizon}, forecast fewer "
                          "steps or read a longer file")  # fmt: skip
     ahead = len(panel.known) - t
     if panel.known_names and ahead < horizon:

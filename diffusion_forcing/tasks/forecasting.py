@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,9 @@ class Forecasting:
     """How forecasts are drawn."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "season", tuple(self.season))  # lists are welcome
+        if any(period < 1 for period in self.season):
+            raise ValueError(f"season counts steps from 1; got {self.season}")
         for name in ("horizon", "windows", "held", "context"):
             value = getattr(self, name)
             if value is not None and value < (0 if name == "windows" else 1):
@@ -186,8 +190,28 @@ def rolling(
     futures = {OURS: np.stack(drawn, axis=1)}
     for name, baseline in baselines(s).items():
         rng = np.random.default_rng(seed)
-        futures[name] = np.stack([baseline(s.panel.values[:o], s.horizon, sampling.samples, rng) for o in s.origins], axis=1)
-    return np.stack([s.panel.values[o : o + s.horizon] for o in s.origins]), futures
+        futures[name] = np.stack([_of_seen(baseline, s.panel.values[:o], s.horizon, sampling.samples, rng) for o in s.origins], axis=1)
+    # Nobody can tell a series that has not begun: where there is no value before a window, nothing is scored.
+    truth = [np.where(_seen(s.panel.values[:o]), s.panel.values[o : o + s.horizon], np.nan) for o in s.origins]
+    return np.stack(truth), futures
+
+
+def _seen(past: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(d,), which series have a value by now."""
+    return np.asarray(~np.isnan(past).all(0))
+
+
+def _of_seen(
+    baseline: Callable[..., Any], past: NDArray[np.float64], horizon: int, samples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draws (samples, horizon, d) of a baseline, which asks for a value of each series; 0 for those that have none."""
+    seen = _seen(past)
+    if seen.all():
+        return np.asarray(baseline(past, horizon, samples, rng))
+    out = np.zeros((samples, horizon, past.shape[1]))
+    if seen.any():
+        out[..., seen] = baseline(past[:, seen], horizon, samples, rng)
+    return out
 
 
 def baselines(s: Setting) -> dict[str, Callable[..., Any]]:
@@ -238,7 +262,7 @@ def _setting(task: Forecasting) -> Setting:
     if end < 4 * horizon:
         raise ValueError(
             f"{windows} test windows of {horizon} steps leave {max(0, end)} of {t} steps to learn from; at least {4 * horizon} are needed: "
-            "forecast fewer steps, or test on fewer windows (--task.windows)"
+            "forecast fewer steps, or test on fewer windows"
         )
     clock = clock_of(panel)
     held = horizon * (task.held or int(np.clip(end / horizon / 10, 2, 7)))
@@ -248,11 +272,29 @@ def _setting(task: Forecasting) -> Setting:
     kind: Any = None if task.expect == "auto" else task.expect
     transform: Any = None if task.transform == "auto" else task.transform
     fitted = slice(0, end - held)
-    normal = fit_normal(panel.values[fitted], clock[fitted], horizon, seasons, kind=kind, transform=transform)
+    real = panel.kind == "real"
+    normal = fit_normal(panel.values[fitted], clock[fitted], horizon, seasons, kind=kind, transform=transform, real=real)
+    vague = normal.vague
+    normal = normal.learned(panel.values[:end], clock[:end])
+    _warn_of_vague(panel, vague, normal.vague, end - held)
     covariates = Covariates.fit(panel.values[fitted], panel.known[fitted], normal, waves_of(seen, seasons), together=task.together)
     context = task.context or max(horizon, 2 * seasons[0])
     context = max(1, min(context, end - held - normal.warm - horizon - 1, held))
     return Setting(panel, clock, seasons, horizon, context, windows, held, end, normal, covariates)
+
+
+def _warn_of_vague(panel: Panel, vague: NDArray[np.bool_], still: NDArray[np.bool_], fitted: int) -> None:
+    """Name the series whose scale could not be learned where the others' was. Constants throughout are told of when they are read."""
+    from ..data.forecasting import ENOUGH
+
+    for series in np.flatnonzero(vague):
+        there = panel.values[~np.isnan(panel.values[:, series]), series]
+        few = int((~np.isnan(panel.values[:fitted, series])).sum())
+        if len(there) and (there != there[0]).any():
+            why = f"has {few} values" if few < ENOUGH else "is constant"
+            then = "all of its values before the forecast" if not still[series] else "the other series, until there are values of its own"
+            where = f"in the first {fitted} steps, which are learned from"
+            warnings.warn(f"{panel.names[series]!r} {why} {where}: its scale is taken from {then}", stacklevel=2)
 
 
 def forget() -> None:

@@ -34,7 +34,7 @@ def draw_fans(panel: Panel, futures: Array, file: Path, *, at: int | None = None
             ax.set_visible(False)
         for ax, series in zip(axes.flat, chosen, strict=False):
             fan(ax, past, panel.values[first : first + len(past), series], ahead, futures[..., series])
-            ax.set_title(panel.names[series], fontsize=10)
+            ax.set_title(panel.names[series].replace("$", r"\$"), fontsize=10)  # what stands between two would be mathematics
         fig.text(0.5, 0.005, "black: history and truth; blue: median, 50 % and 90 % bands", ha="center", fontsize=9)
 
 
