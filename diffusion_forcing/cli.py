@@ -113,25 +113,16 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"there is no command {words[0]!r}; choose from {', '.join(commands)}")
     try:
         code = commands[words[0]](words[1:])
-    except (
-        ValueError,
-        FileNotFoundError,
-        FileExistsError,
-        NotADirectoryError,
-        IsADirectoryError,
-        PermissionError,
-        ImportError,
-        Diverged,
-    ) as error:
+    except BrokenPipeError:  # `dforce ... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (ValueError, OSError, ImportError, Diverged) as error:
         if os.environ.get("DFORCE_TRACEBACK"):
             raise
         _fail(str(error))
     except KeyboardInterrupt:
         console.print("stopped")
         code = 130
-    except BrokenPipeError:  # `dforce ... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 

@@ -94,3 +94,12 @@ def test_a_training_says_the_same_after_the_last_step_again(tmp_path):
     again = train(experiment, tmp_path / "run", quiet=True)
     assert (again.step, again.loss) == (first.step, first.loss)
     assert (tmp_path / "run" / "log.jsonl").read_text() == log
+
+
+def test_what_the_system_refuses_is_told_without_a_traceback(monkeypatch, capsys):
+    def offline(words):
+        raise ConnectionError("the set cannot be fetched")
+
+    monkeypatch.setattr("diffusion_forcing.cli.list_recipes", offline)
+    assert dforce("list") == 2
+    assert "error: the set cannot be fetched" in capsys.readouterr().err
