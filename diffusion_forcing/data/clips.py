@@ -29,7 +29,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,7 +122,7 @@ def read_clips(
     notes: list[str] = []
     read = list(_each(root, _listed(root), px, fps, shortest, progress, notes))
     if notes:
-        warnings.warn(_said(notes, 20), stacklevel=2)
+        warnings.warn(said(notes, 20), stacklevel=2)
     actions = _finish([(name, len(frames), raw) for name, frames, raw in read], action_kinds)
     return [Clip(frames, acted, np.zeros((len(frames), 0), np.float32)) for (_, frames, _), acted in zip(read, actions, strict=True)]
 
@@ -218,8 +218,8 @@ def _each(
             if len(frames) < shortest:
                 raise Unreadable(f"has {len(frames)} frames, where {shortest} or more are asked for")
             if found and (actions is None) != bare:
-                said = ("actions", "none") if bare else ("no actions", "some")
-                raise ValueError(f"{name} has {said[0]}, those before it have {said[1]}; give every clip its actions, or none")
+                own, others = ("actions", "none") if bare else ("no actions", "some")
+                raise ValueError(f"{name} has {own}, those before it have {others}; give every clip its actions, or none")
         except Unreadable as error:
             notes.append(f"{name} was left out: it {error}")
         else:
@@ -229,10 +229,11 @@ def _each(
         if progress is not None:
             progress(f"reading {root.name}", done, len(listed))
     if not found:
-        raise ValueError(f"none of the {len(listed)} clips in {root} can be used: {_said(notes, 3)}")
+        raise ValueError(f"none of the {len(listed)} clips in {root} can be used: {said(notes, 3)}")
 
 
-def _said(notes: list[str], most: int) -> str:
+def said(notes: Sequence[str], most: int) -> str:
+    """Sentences, at most so many, as one line."""
     return "; ".join(notes[:most]) + (f" (and {len(notes) - most} more)" if len(notes) > most else "")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,8 +139,5 @@ def prepare_eye(pictures: NDArray[np.uint8], latent: int = 64, steps: int = 1500
     def write(path: Path) -> None:
         save_file(tensors, path)
 
-    # A name of this process's own until the file is whole: two trainings may make the same eye at once.
-    own = file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
-    write_atomically(own, write)
-    own.replace(file)
+    write_atomically(file, write)
     return eye

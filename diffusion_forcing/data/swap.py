@@ -5,7 +5,6 @@ Episodes have seeds from 1,000,000 * (seed + 1) on, so that evaluation below a m
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,10 +47,7 @@ def prepare_swap(
             with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
                 np.savez_compressed(out, **made)
 
-        # A name of this process's own until the file is whole: two trainings may make the same data at once.
-        own = file.with_name(f"{file.stem}.{os.getpid()}{file.suffix}")
-        write_atomically(own, write)
-        own.replace(file)
+        write_atomically(file, write)
     return file
 
 

@@ -454,5 +454,7 @@ def _read(task: Video, progress: Progress) -> TaskData:
 
 @functools.lru_cache(maxsize=8)  # said once
 def _say_notes(notes: tuple[str, ...]) -> None:
+    from ..data.clips import said
+
     if notes:
-        warnings.warn("; ".join(notes[:20]) + (f" (and {len(notes) - 20} more)" if len(notes) > 20 else ""), stacklevel=2)
+        warnings.warn(said(notes, 20), stacklevel=2)
