@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from .config import Experiment
+from .distributed import check_device
 from .log import progress_bar
 from .model import DiffusionForcing
 from .recipes import RECIPES, resolve
@@ -350,10 +351,7 @@ def _moved(model: DiffusionForcing, device: str, task: Task) -> DiffusionForcing
     """The model on another device, where its task can sample there."""
     if not hasattr(task, "roll_out"):
         raise ValueError(f"{type(task).__name__} samples on the CPU, which its models are small enough for; leave out --device {device}")
-    try:
-        return model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"there is no device {device!r} here ({str(error).splitlines()[0]}); use cpu, or cuda on a GPU") from error
+    return model.to(check_device(device))
 
 
 def _fail(message: str) -> None:

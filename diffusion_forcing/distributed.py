@@ -69,6 +69,17 @@ def device_kind(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
+def check_device(device: str) -> torch.device:
+    """A device that is here, or an error that says so before anything is started."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"there is no device {device!r} here ({str(error).splitlines()[0]}); use auto, cpu, cuda on a GPU, or mps on a Mac"
+        ) from error
+    return torch.device(device)
+
+
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the process group that torchrun describes in the environment; alone without one."""

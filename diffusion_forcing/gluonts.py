@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("this module needs GluonTS: pip install 'diffusion_forcing[forecasting]'") from error
 
 from .data.calendar import clock_of
-from .data.series import Panel, _offset
+from .data.series import Panel, offset_of
 from .forecaster import Forecaster
 from .forecasting import Sampling, SeriesModel, limited
 
@@ -44,7 +44,7 @@ class DiffusionForcingEstimator(Estimator):
         super().__init__(lead_time=0)
         if target_dim < 1:
             raise ValueError(f"target_dim counts the series of an entry from 1; got {target_dim}")
-        self.freq, self.prediction_length, self.target_dim = _offset(freq).freqstr, prediction_length, target_dim
+        self.freq, self.prediction_length, self.target_dim = offset_of(freq).freqstr, prediction_length, target_dim
         self.num_samples, self.quiet = num_samples, quiet
         self._options: dict[str, Any] = {"minutes": minutes, "seed": seed, "context": context_length, "together": target_dim > 1, **options}
 

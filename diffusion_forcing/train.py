@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from . import checkpoint, levels, optim
 from .config import Experiment, TrainConfig
 from .data.sequences import Batch
-from .distributed import World, device_kind, shard, spread, world
+from .distributed import World, check_device, device_kind, shard, spread, world
 from .log import Log
 from .model import DiffusionForcing
 from .pretrained import describe
@@ -310,13 +310,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 def check(config: TrainConfig) -> None:
     """What can be known to fail before anything is started or written."""
-    try:
-        kind = torch.device(device_kind(config.device)).type
-        torch.zeros(1, device=device_kind(config.device))
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"there is no device {config.device!r} here ({str(error).splitlines()[0]}); use auto, cpu, cuda on a GPU, or mps on a Mac"
-        ) from error
+    kind = check_device(device_kind(config.device)).type
     if config.precision != "float32" and kind != "cuda":
         raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
     if config.parallel == "fsdp" and levels.by_name(config.draw)((1, 2), 2, Generator().manual_seed(0)).past is not None:

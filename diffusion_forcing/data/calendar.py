@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .series import Panel, _offset
+from .series import Panel, offset_of
 
 MONDAY = "1970-01-05"
 SECONDS = 86_400
@@ -21,7 +21,7 @@ def clock_of(panel: Panel) -> NDArray[np.int64]:
         return np.asarray(panel.index, dtype=np.int64) // panel.index.step
     # A panel's stamps lie one step apart, so where the first lies says it all. Hours of zones count as in UTC, where none is skipped;
     # days, weeks and months by the clock on the wall, at whose midnight they begin.
-    offset = _offset(panel.freq)
+    offset = offset_of(panel.freq)
     hours = isinstance(offset, pd.offsets.Tick) and not isinstance(offset, pd.offsets.Day)
     first = panel.index[0] if panel.index.tz is None else panel.index[0].tz_convert(None) if hours else panel.index[0].tz_localize(None)
     seconds = _seconds(offset)
@@ -43,7 +43,7 @@ def seasons_of(panel: Panel) -> tuple[int, ...]:
     if panel.freq is None:
         found: tuple[int, ...] = (_repeats(panel.values),)
     else:
-        offset = _offset(panel.freq)
+        offset = offset_of(panel.freq)
         seconds = _seconds(offset)
         if seconds:
             day, week = SECONDS / seconds, 7 * SECONDS / seconds
@@ -64,7 +64,7 @@ def waves_of(panel: Panel, seasons: tuple[int, ...]) -> tuple[float, ...]:
     periods = [float(p) for p in seasons if 1 < p <= t / 8]
     if panel.freq is None:
         return tuple(periods)
-    offset = _offset(panel.freq)
+    offset = offset_of(panel.freq)
     seconds = _seconds(offset)
     year = (
         365.25 * SECONDS / seconds

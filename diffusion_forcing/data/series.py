@@ -111,7 +111,7 @@ class Panel:
         if not isinstance(self.index, pd.DatetimeIndex) or self.freq is None:
             raise ValueError(f"the index is a DatetimeIndex with a freq, or a RangeIndex without; got {type(self.index).__name__} and freq "
                              f"{self.freq!r}")  # fmt: skip
-        if not self.index.equals(pd.date_range(self.index[0], periods=len(self.index), freq=_offset(self.freq))):
+        if not self.index.equals(pd.date_range(self.index[0], periods=len(self.index), freq=offset_of(self.freq))):
             raise ValueError(f"the index does not run in steps of freq {self.freq!r} from {_say(self.index[0])}; `from_frame` fills gaps")
 
     def future(self, steps: int) -> pd.Index:
@@ -120,7 +120,7 @@ class Panel:
         if self.freq is None:
             first, step = self.index[-1] + self.index.step, self.index.step
             return pd.RangeIndex(first, first + steps * step, step)
-        return pd.date_range(self.index[-1], periods=steps + 1, freq=_offset(self.freq))[1:]
+        return pd.date_range(self.index[-1], periods=steps + 1, freq=offset_of(self.freq))[1:]
 
     def until(self, t: int) -> Panel:
         """The first t steps as if nothing later existed. What is known in advance stays, and notes, which tell of the whole, go."""
@@ -263,7 +263,7 @@ def _array_clock(arrays: dict[str, Any], t: int, freq: str | None, source: str) 
     if freq is None and own is None:
         raise ValueError(f"{source} has a `start` but no `freq`; add it, or give --freq")
     try:
-        offset = _offset(freq or own or "")
+        offset = offset_of(freq or own or "")
     except ValueError:
         if freq is not None:
             raise
@@ -552,7 +552,7 @@ def _read_stamps(table: _Table, time: str) -> Any:
     return stamps
 
 
-def _offset(freq: str) -> Any:
+def offset_of(freq: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the names that pandas had before: H, T, M ...
@@ -571,18 +571,18 @@ def _infer(stamps: Any) -> Any:
     """The offset at which sorted stamps stand, gaps aside."""
     found = pd.infer_freq(stamps)
     if found is not None and pd.date_range(stamps[0], periods=len(stamps), freq=found).equals(stamps):
-        return _offset(found)
+        return offset_of(found)
     step = pd.Timedelta(int(_common(np.diff(stamps.asi8))), "ns")
     for alias, (shortest, longest) in CALENDAR.items():
         anchor = "" if alias == "M" else f"-{stamps[0]:%b}".upper()
         if shortest * DAY <= step <= longest * DAY:  # a few may be off: they are complained of, and the rest say what was meant
             if stamps.is_month_start.mean() > 0.7:
-                return _offset(f"{alias}S{anchor}")
+                return offset_of(f"{alias}S{anchor}")
             if stamps.is_month_end.mean() > 0.7:
-                return _offset(f"{alias}E{anchor}")
+                return offset_of(f"{alias}E{anchor}")
     if step == DAY and stamps.dayofweek.max() < 5 and pd.date_range(stamps[0], stamps[-1]).dayofweek.max() >= 5:
-        return _offset("B")
-    return _offset(f"W-{stamps[0]:%a}".upper()) if step == 7 * DAY else _offset(step)
+        return offset_of("B")
+    return offset_of(f"W-{stamps[0]:%a}".upper()) if step == 7 * DAY else offset_of(step)
 
 
 def _fixed(offset: Any) -> int | None:
@@ -598,7 +598,7 @@ def _grid(table: _Table, time: str, stamps: Any, freq: str | None) -> tuple[Any,
     if len(unique) < 3:
         raise ValueError(f"{table.source} has {len(unique)} different stamps; a clock needs 3 at least")
     if isinstance(stamps, pd.DatetimeIndex):
-        offset = _infer(unique) if freq is None else _offset(freq)
+        offset = _infer(unique) if freq is None else offset_of(freq)
         step = _fixed(offset)
         wall = (unique.tz_localize(None) if isinstance(offset, pd.offsets.Day) else unique).asi8
     elif freq is not None:
@@ -975,7 +975,7 @@ def load_named(name: str, path: str | Path | None = None) -> tuple[Panel, Named]
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no folder or archive {path}; check the path, or leave it out to download {named.gluonts}")
         freq, train, test = _metadata(Path(path)), _entries(Path(path), "train"), _entries(Path(path), "test")
-    if freq is not None and _offset(freq) != _offset(named.freq):
+    if freq is not None and offset_of(freq) != offset_of(named.freq):
         raise ValueError(
             f"{source} is of freq {freq!r} and {name} of {named.freq!r}; this is another set, pass the path of {named.gluonts}"
         )
@@ -1051,7 +1051,7 @@ def _entries(path: Path, part: str) -> Iterator[dict[str, Any]]:
 
 def _join(train: Iterable[Any], test: Iterable[Any], named: Named, source: str) -> Panel:
     """One panel from the training series and, d for each window, those that end with the test windows."""
-    offset = _offset(named.freq)
+    offset = offset_of(named.freq)
     positions: dict[Any, int] = {}
 
     def place(start: Any, first: Any) -> int:
