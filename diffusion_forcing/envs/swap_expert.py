@@ -2,6 +2,9 @@
 
 The apple goes to C, the orange to where the apple began, the apple to where the orange began; between these moves the hand is back at
 home when a frame is taken. Speeds and pauses are drawn for each segment, places anew for each move. A grasp that failed is tried again.
+
+As people do, it aims roughly first and exactly on the way down. Were the hand always right above a fruit before it goes down, one who
+imitates it would learn to go straight down from wherever it is, and never to put right what it missed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ from .swap import CAMERAS, CONTROL_DT, EVERY, HOME, MAX_OPENING, REST, SwapEnv, 
 HOVER = 0.15
 """Height of the fingertips above a fruit, before and after they grasp it."""
 GRASP = REST - 0.002
+ROUGH, ROUGHEST = 0.015, 0.03
+"""How far beside the goal the hand comes before it goes down, in metres: the spread along x and along y, and the most."""
+AHEAD = 1.6
+"""On the way down the hand is over its goal when this much sooner than it is down, so that fingers come down beside a fruit, not on it."""
 SPEED, SLOW = 0.19, 0.13
 """Mean metres a second, from place to place and down to the table."""
 FASTER, SLOWER = 1.3, 0.7
@@ -98,9 +105,9 @@ class Expert:
             return centre(come) if self.blind else (x, y)
 
         while True:
-            yield from self._go(lambda: _pose(above(), HOVER), SPEED)
+            yield from self._go(self._beside(above), SPEED)
             yield from self._pause()
-            yield from self._go(lambda: _pose(above(), GRASP), SLOW)
+            yield from self._go(lambda: _pose(above(), GRASP), SLOW, ahead=AHEAD)
             yield from self._stay(3)
             taken = above()
             yield from self._close(fruit)
@@ -112,23 +119,30 @@ class Expert:
         # As wide as fruits begin, or one near the edge would be known not to have been moved.
         margin = 0.0 if self.blind else self.env.spread
         x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(go))
-        yield from self._go(lambda: _pose((x, y), HOVER, 0.0), SPEED)
+        yield from self._go(self._beside(lambda: (x, y), 0.0), SPEED)
         yield from self._pause()
-        yield from self._go(lambda: _pose((x, y), GRASP + 0.003, 0.0), SLOW)
+        yield from self._go(lambda: _pose((x, y), GRASP + 0.003, 0.0), SLOW, ahead=AHEAD)
         yield from self._stay(3)
         self._target[6] = MAX_OPENING
         yield from self._stay(6)
         yield from self._go(lambda: _pose((x, y), HOVER), SLOW)
 
-    def _go(self, goal: Callable[[], Sequence[float]], speed: float, until: Callable[[], bool] = lambda: False) -> Steps:
-        """To a goal, which may move meanwhile, smoothly and at a random speed. until: give up."""
+    def _beside(self, point: Callable[[], Point], opening: float = MAX_OPENING) -> Callable[[], tuple[float, ...]]:
+        """The hand roughly over a point that may move, at the height HOVER."""
+        dx, dy = (float(d) for d in np.clip(self._rng.normal(0, ROUGH, 2), -ROUGHEST, ROUGHEST))
+        return lambda: _pose((point()[0] + dx, point()[1] + dy), HOVER, opening)
+
+    def _go(
+        self, goal: Callable[[], Sequence[float]], speed: float, until: Callable[[], bool] = lambda: False, ahead: float = 1.0
+    ) -> Steps:
+        """To a goal, which may move meanwhile, smoothly and at a random speed. until: give up. ahead: of height, for all else."""
         begin = list(self._target)
         far = math.dist(begin[:3], goal()[:3])
         steps = max(5, math.ceil(far / (speed * self._pace() * CONTROL_DT)))
         for i in range(1, steps + 1):
-            t = i / steps
-            share = t * t * (3 - 2 * t)
-            self._target[:6] = [a + share * (b - a) for a, b in zip(begin[:6], goal()[:6], strict=True)]
+            down, over = _smooth(i / steps), _smooth(min(1.0, ahead * i / steps))
+            shares = (over, over, down, over, over, over)
+            self._target[:6] = [a + share * (b - a) for share, a, b in zip(shares, begin, goal()[:6], strict=False)]
             yield
             if until():
                 return
@@ -170,6 +184,11 @@ class Expert:
     def _pace(self) -> float:
         pace = float(self._rng.uniform(SLOWER, FASTER))
         return FASTER if self._late() else pace
+
+
+def _smooth(t: float) -> float:
+    """From 0 to 1, at rest at both ends."""
+    return t * t * (3 - 2 * t)
 
 
 def _pose(point: Point, height: float, opening: float = MAX_OPENING) -> tuple[float, ...]:
