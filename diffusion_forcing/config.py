@@ -200,6 +200,8 @@ class TrainConfig:
     seed: int = 0
     validate_every: int = 200
     """Steps between validations."""
+    keep: bool = False
+    """Keep the model of each validation, in kept/STEP of the run: how quality grows can be measured afterwards."""
     patience: int | None = None
     """Stop when the validation loss has not improved for so many validations."""
     judge: Literal["loss", "score"] = "loss"

@@ -24,7 +24,7 @@ CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
 # A run may go on with another budget or on another machine; anything else would be another experiment.
 MAY_CHANGE = {
     f"train.{name}"
-    for name in ("steps", "minutes", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
+    for name in ("steps", "minutes", "keep", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
 }
 
 

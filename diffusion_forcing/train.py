@@ -114,6 +114,8 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 if clock.step % config.validate_every == 0 or clock.finished:
                     valid_loss = validate(average.module, data.valid, config, here)
                     log.valid(valid_loss)
+                    if config.keep:
+                        _save_model(average.module, folder / "kept" / f"{clock.step:06d}", here)
                     judged = valid_loss if config.judge == "loss" else _score(experiment.task, average.module, here)
                     if judged < best:
                         best, waited = judged, 0

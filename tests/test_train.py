@@ -391,6 +391,14 @@ def test_with_patience_the_best_weights_are_kept_even_if_it_was_not_exhausted(tm
     assert not differing(weights(tmp_path), judged[1])
 
 
+def test_the_model_of_each_validation_is_kept_if_asked_for(tmp_path):
+    train(small(train__steps=4, train__validate_every=2, train__keep=True), tmp_path, quiet=True)
+    kept = [DiffusionForcing.from_pretrained(tmp_path / "kept" / step).state_dict() for step in ("000002", "000004")]
+    last = DiffusionForcing.from_pretrained(tmp_path / "model").state_dict()
+    assert all(torch.equal(value, last[name]) for name, value in kept[1].items())
+    assert any(not torch.equal(value, last[name]) for name, value in kept[0].items())
+
+
 def test_without_patience_nothing_stops_early(tmp_path, monkeypatch):
     judged = scripted(monkeypatch, [0.1, *[1.0] * 9])
     result = train(small(train__steps=10, train__validate_every=1), tmp_path, quiet=True)

@@ -1,0 +1,209 @@
+"""What each choice of the paper is worth on video: one figure an ablation, from trainings that differ in nothing else.
+
+    python benchmarks/ablations.py                     all of them, about two hours on one core
+    python benchmarks/ablations.py --only weight       loss weights alone
+    python benchmarks/ablations.py --only stabilization --run runs/labyrinth     of a trained run, without a training
+
+A training that is there already is used, an interrupted one goes on. Models are judged as `dforce eval` judges them, at several steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from torch import Generator
+
+from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.config import Experiment, save_experiment
+from diffusion_forcing.log import progress_bar
+from diffusion_forcing.recipes.video import labyrinth
+from diffusion_forcing.report import COLOURS, figure
+from diffusion_forcing.run import load_run
+from diffusion_forcing.tasks.base import Progress
+from diffusion_forcing.tasks.video import Video
+from diffusion_forcing.train import train
+
+Change = Callable[[Experiment], Experiment]
+Row = dict[str, float]
+SCORES = ("first token PSNR", "video-FD last window", "error of x0")
+STABLE = (0, 20, 100, 300)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train what differs in one choice, and draw a figure of each."""
+
+    only: str = ""
+    """Only ablations whose name contains this: weight, target, stack, levels, stabilization."""
+    steps: int = 1500
+    """Of each training."""
+    points: int = 3
+    """At how many steps of these, evenly, models are judged."""
+    px: int = 32
+    """Height and width of frames."""
+    clips: int = 6000
+    """Clips to train on."""
+    samples: int = 20
+    """Roll-outs to judge by."""
+    length: int = 200
+    """Frames of each."""
+    seed: int = 0
+    threads: int | None = 1
+    run: Path | None = None
+    """Of stabilization: a trained run to roll out; None: this one's first."""
+    out: Path = Path("runs/ablations")
+    """Folder of trainings, scores and figures."""
+
+
+def model(**changes: object) -> Change:
+    return lambda e: replace(e, model=replace(e.model, **changes))  # type: ignore[arg-type]
+
+
+def draw(name: str) -> Change:
+    return lambda e: replace(e, train=replace(e.train, draw=name))
+
+
+def single(e: Experiment) -> Experiment:
+    """A frame a token: as many tokens a step and frames a window and in memory as with four."""
+    assert isinstance(e.task, Video)
+    stack, task = e.task.stack, e.task
+    task = replace(task, stack=1, tokens=task.tokens * stack, sampling=replace(task.sampling, context=task.sampling.context * stack))
+    backbone = replace(e.model.backbone, window=e.model.backbone.window * stack)  # type: ignore[union-attr, call-arg]
+    return Experiment(task, replace(e.model, backbone=backbone), replace(e.train, batch=e.train.batch // stack), e.name)
+
+
+ABLATIONS: dict[str, dict[str, Change]] = {
+    "weight": {"none": model(), "min-SNR": model(weight="min_snr"), "fused SNR": model(weight="fused_snr")},
+    "target": {"v": model(), "x0": model(parameterization="x0")},
+    "stack": {"4 frames a token": model(), "1 frame a token": single},
+    "levels": {"independent + continued": model(), "independent": draw("independent"), "remembered": draw("remembered")},
+}
+
+
+def base(options: Options) -> Experiment:
+    """The recipe, smaller."""
+    e = labyrinth()
+    assert isinstance(e.task, Video)
+    task = replace(
+        e.task, world=dataclasses.replace(e.task.world, px=options.px), clips=options.clips, length=options.length,
+        sampling=replace(e.task.sampling, steps=10),
+    )  # fmt: skip
+    settings = replace(
+        e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep=True,
+        validate_every=options.steps // options.points,
+    )  # fmt: skip
+    return Experiment(task, e.model, settings, "ablation")
+
+
+def trained(change: Change, options: Options) -> tuple[Video, Path]:
+    """The task and folder of a training, made if it is not there. Equal experiments share one."""
+    experiment = change(base(options))
+    assert isinstance(experiment.task, Video)
+    folder = options.out / _name(experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_experiment(experiment, folder / "config.json")
+    train(experiment, folder)
+    return experiment.task, folder
+
+
+def _name(e: Experiment) -> str:
+    assert isinstance(e.task, Video)
+    return f"{e.model.parameterization}-{e.model.weight}-stack{e.task.stack}-{e.train.draw}-{e.train.steps}-seed{e.train.seed}"
+
+
+def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:
+    """Scores by name, kept beside the model."""
+    asked = {"samples": samples, "length": task.length, "stabilization": task.sampling.stabilization}
+    file = folder / f"scores-{'-'.join(map(str, asked.values()))}.json"
+    if file.exists():
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
+    folder.mkdir(parents=True, exist_ok=True)
+    found = task.evaluate(net, folder, samples=samples, seed=0, progress=progress).metrics
+    found["error of x0"] = error(task, net)
+    file.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+@torch.no_grad()
+def error(task: Video, net: DiffusionForcing, number: int = 64) -> float:
+    """Squared error of the predicted pixels of a noisy token whose past is clean, mean over ten levels: one ruler for all losses."""
+    frames, actions = task.judged_by(number, 36, part="real")
+    codec, top = net.codec, net.schedule.levels
+    tokens = codec.encode(torch.as_tensor(frames).float() / 255)  # type: ignore[union-attr, operator]
+    cond = task._told(actions, tokens.shape[1])
+    generator = Generator().manual_seed(0)
+    before = 16 // task.stack
+    wrong = []
+    for level in torch.linspace(0.1 * top, top, 10).round().long():
+        clean = tokens[:, : before + 1]
+        k = torch.zeros(clean.shape[:2], dtype=torch.long)
+        k[:, -1] = level
+        noise = torch.randn(clean.shape, generator=generator)
+        noisy = torch.cat([clean[:, :-1], net.schedule.add_noise(clean, k, noise)[:, -1:]], dim=1)
+        guess = net.predict(noisy, k, None if cond is None else cond[:, : before + 1]).x0[:, -1:]
+        seen = codec.decode(guess)  # type: ignore[union-attr, operator]
+        wrong.append(float(((seen - torch.as_tensor(frames[:, 16 : 16 + task.stack]).float() / 255) ** 2).mean()))
+    return float(np.mean(wrong))
+
+
+def over_steps(name: str, variants: dict[str, Change], options: Options, progress: Progress) -> dict[str, dict[int, Row]]:
+    """Trains and judges each variant, draws the figure."""
+    found: dict[str, dict[int, Row]] = {}
+    for title, change in variants.items():
+        task, folder = trained(change, options)
+        found[title] = {
+            int(kept.name): judged(task, kept, DiffusionForcing.from_pretrained(kept).eval(), options.samples, progress)
+            for kept in sorted((folder / "kept").iterdir())
+        }
+    with figure(options.out / f"ablation_{name}.png", 11, 3.4) as fig:
+        for ax, score in zip(fig.subplots(1, len(SCORES)), SCORES, strict=True):
+            for colour, (title, rows) in zip(COLOURS, found.items(), strict=False):
+                ax.plot(list(rows), [row[score] for row in rows.values()], color=colour, marker="o", label=title)
+            ax.set(title=score, xlabel="step")
+        fig.axes[0].legend(frameon=False)
+    return found
+
+
+def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]]:
+    """One trained model rolled out with its own frames counting as more or less noisy."""
+    if options.run is None:
+        task, folder = trained(model(), options)
+        net = DiffusionForcing.from_pretrained(folder / "model")
+    else:
+        experiment, net = load_run(options.run)
+        assert isinstance(experiment.task, Video)
+        folder, task = options.out / options.run.name, replace(experiment.task, length=options.length)
+    rows = {}
+    for level in STABLE:
+        one = replace(task, sampling=replace(task.sampling, stabilization=level, steps=10))
+        rows[level] = judged(one, folder / f"stabilization{level}", net.eval(), options.samples, progress)
+    with figure(options.out / "ablation_stabilization.png", 11, 3.4) as fig:
+        shown = ("video-FD last window", "late motion over real", "pixel late std over real")
+        for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
+            ax.plot([str(level) for level in rows], [row[score] for row in rows.values()], color=COLOURS[0], marker="o")
+            ax.set(title=f"{score}, {options.length} frames", xlabel="level of what was generated, of 1,000")
+    return {"stabilization": rows}
+
+
+def main(options: Options) -> None:
+    """Runs what was asked for, prints a table of each."""
+    with progress_bar() as progress:
+        tables = {name: over_steps(name, variants, options, progress) for name, variants in ABLATIONS.items() if options.only in name}
+        if options.only in "stabilization":
+            tables["stabilization"] = stabilized(options, progress)
+    for name, found in tables.items():
+        print(f"\n{name}")
+        for title, rows in found.items():
+            for at, row in rows.items():
+                print(f"  {title:24} {at:6}  " + "  ".join(f"{score} {row[score]:.4g}" for score in (*SCORES, "late motion over real")))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
