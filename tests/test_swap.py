@@ -20,6 +20,7 @@ from diffusion_forcing.envs.swap import (
     INSIDE,
     LOW,
     MAX_OPENING,
+    MOVES,
     NUDGE_MIN,
     REST,
     RIM,
@@ -30,7 +31,7 @@ from diffusion_forcing.envs.swap import (
     centre,
     rotation_matrix,
 )
-from diffusion_forcing.envs.swap_expert import GRASP, HOVER, NEAR, Expert, demonstrate
+from diffusion_forcing.envs.swap_expert import GRASP, HOVER, NEAR, ROUGH, ROUGHEST, Expert, demonstrate
 from diffusion_forcing.tasks.swapping import MIRROR
 
 franka = pytest.importorskip("diffusion_forcing.envs.franka", reason="MuJoCo does not start here", exc_type=ImportError)
@@ -359,6 +360,7 @@ def test_the_expert_swaps_and_the_blind_and_the_dreamer_fail(twin):
     for seed in range(24):
         episode = demonstrate(twin, seed, look=False)
         swapped += episode.success
+        assert twin.moves == MOVES
         lengths.append(episode.finished)
         disturbed.append((episode.nudges > 0, episode.regrasps > 0))
         blind += demonstrate(twin, seed, blind=True, look=False).success
@@ -376,6 +378,41 @@ def test_the_expert_swaps_and_the_blind_and_the_dreamer_fail(twin):
     nudged, regrasped = np.mean(disturbed, 0)
     assert 0.6 < nudged < 1
     assert 0.2 < regrasped < 0.8
+
+
+def test_the_moves_done_are_counted_in_their_order(twin):
+    begin(twin, 0)
+    expert, found = Expert(twin, 0), []
+    for _ in range(twin.steps):
+        info = twin.step_many(expert.act()[None], look=False)[4]
+        found.append((info["moves"], info["slots"]))
+    moves = [count for count, _ in found]
+    assert moves == sorted(moves)
+    apple, orange = twin.starts
+    for number, slots in enumerate(((2, orange), (2, apple), (orange, apple)), start=1):
+        assert found[moves.index(number)][1] == slots
+    begin(twin, 0)
+    stay(twin, 60)
+    assert twin.moves == 0
+
+
+def test_the_expert_aims_roughly_first_and_exactly_on_the_way_down():
+    """Or one who imitates it would learn to go straight down from wherever it is."""
+    calm = SwapEnv(px=16, body="twin", nudge=0, slip=0)
+    first, low = [], []
+    for seed in range(12):
+        begin(calm, seed)
+        fruit = np.array(calm.body.fruits[0][:2])
+        actions = demonstrate(calm, seed, look=False).actions
+        closes = int(np.argmax(actions[:, 6] < 0.04))
+        above = np.flatnonzero(actions[:closes, 2] >= HOVER - 1e-4)[-1]
+        beside = int(np.argmax(actions[:closes, 2] < GRASP + 0.03))
+        first.append(np.abs(actions[above, :2] - fruit))
+        low.append(np.abs(actions[beside, :2] - fruit).max())
+        assert np.abs(actions[closes, :2] - fruit).max() < 1e-3
+    assert np.mean(first) > 0.5 * ROUGH
+    assert np.max(first) <= ROUGHEST + 1e-4
+    assert max(low) < 0.002, "and it is over the fruit before the fingers are beside it"
 
 
 def test_a_nudge_moves_a_fruit_elsewhere_on_its_plate(real, twin):

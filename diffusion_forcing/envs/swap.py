@@ -56,6 +56,8 @@ HAND = ((0.09, 0.0, 0.02), (0.06, 0.0, 0.12))
 """Where a camera is and what it looks at: in the world, and in the frame of the hand."""
 FRONT_VIEW, HAND_VIEW = 31.0, 80.0
 """Degrees that the cameras see, from edge to edge."""
+MOVES = 3
+"""Apple to C, orange to where the apple began, apple to where the orange began."""
 DEPARTURES, GRASPS, SLIPS = 3, 6, 2
 """How many times the hand can leave home, and grasp, before nothing is disturbed any more; and how many grasps slip at most."""
 NUDGE_STEPS, NUDGE_MIN = 8, 0.03
@@ -93,7 +95,7 @@ class SwapEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     Observations: front, hand (px, px, 3) uint8, and pose (7,) float32: measured position, rotation vector from pointing straight down and
     opening of the fingers. Actions (7,) are such a pose to go to, clipped to LOW .. HIGH, at 20 Hz. An episode is truncated after `steps`;
     its last reward is 1 if the fruits are then swapped, all others are 0. `info["success"]` says at any time whether each fruit
-    lies at rest, untouched, in the slot where the other began.
+    lies at rest, untouched, in the slot where the other began; `info["moves"]` how many of the three moves have been done.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / CONTROL_DT)}  # noqa: RUF012
@@ -153,7 +155,7 @@ class SwapEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         self.start = str(options.get("start", start))
         self.starts = ("ABC".index(self.start[0]), "ABC".index(self.start[1]))
         self.body.reset([(centre(slot)[0] + dx, centre(slot)[1] + dy) for slot, (dx, dy) in zip(self.starts, places.tolist(), strict=True)])
-        self.time, self.departures, self.grasps, self.nudges, self.failed_grasps = 0, 0, 0, 0, 0
+        self.time, self.departures, self.grasps, self.nudges, self.failed_grasps, self.moves = 0, 0, 0, 0, 0, 0
         self._goal = list(HOME)
         self._at_home, self._was_open = True, True
         self._slipping: int | None = None
@@ -192,7 +194,7 @@ class SwapEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     def info(self) -> dict[str, Any]:
         return {
             "success": self.success, "start": self.start, "time": self.time, "slots": tuple(self.slot(i) for i in range(2)),
-            "nudges": self.nudges, "slips": self.failed_grasps,
+            "nudges": self.nudges, "slips": self.failed_grasps, "moves": self.moves,
         }  # fmt: skip
 
     @property
@@ -230,6 +232,10 @@ class SwapEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
         for i in (0, 1):
             still = body.speeds[i] < STILL and not body.touched[i] and abs(body.fruits[i][2] - REST) < RIM / 2
             self._rest[i] = self._rest[i] + 1 if still else 0
+        if self.moves < MOVES and min(self._rest) == STILL_STEPS:
+            apple, orange = self.starts
+            after = ((2, orange), (2, apple), (orange, apple))[self.moves]
+            self.moves += (self.slot(0), self.slot(1)) == after
 
     def _disturb(self) -> None:
         body = self.body

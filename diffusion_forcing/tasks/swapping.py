@@ -34,9 +34,10 @@ DECEITS = ("distractors", "occluded", "dropped")
 
 
 class Tried(NamedTuple):
-    """Of n episodes: success (n,), films of the first (frames, px, k * 2 px, 3), and seconds of each decision."""
+    """Of n episodes: success (n,), moves done (n,), films of the first (frames, px, k * 2 px, 3), and seconds of each decision."""
 
     success: NDArray[np.bool_]
+    moves: NDArray[np.int64]
     film: NDArray[np.uint8]
     seconds: list[float]
 
@@ -124,7 +125,9 @@ class Swapping:
             tried = self._blind(samples, seed, here) if trial == "blind" else self._trial(agent, trial, told, samples, seed, here)
             low, high = wilson(int(tried.success.sum()), samples)
             metrics[name] = float(tried.success.mean())
-            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}"))
+            parts = [float((tried.moves >= number).mean()) for number in (1, 2)]
+            metrics.update({f"{name}: {which} move": share for which, share in zip(("first", "second"), parts, strict=True)})
+            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}", *(f"{share:.0%}" for share in parts)))
             if tried.seconds:
                 metrics.setdefault("milliseconds a chunk", 1e3 * float(np.median(tried.seconds)))
             if len(tried.film):
@@ -133,8 +136,9 @@ class Swapping:
                     f"{name}, front and hand camera of the first episodes: {ends}"
                 )
         if "milliseconds a chunk" in metrics:
-            rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", ""))
-        table = Table(f"The swap, {samples} episodes a row", ("", "success", "95 % interval"), tuple(rows))
+            rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", "", "", ""))
+        heads = ("", "success", "95 % interval", "first move done", "second")
+        table = Table(f"The swap, {samples} episodes a row", heads, tuple(rows))
         return Evaluation(metrics, (table,), figures)
 
     def _named_trials(self) -> list[tuple[str, Trial, bool]]:
@@ -154,6 +158,7 @@ class Swapping:
         chunk = agent.codec.shapes[ACTIONS][0]
         top = agent.model.schedule.levels
         success: list[bool] = []
+        moves: list[int] = []
         films: list[NDArray[np.uint8]] = []
         seconds: list[float] = []
         size = min(AT_ONCE, samples)
@@ -185,13 +190,14 @@ class Swapping:
                     looks = [(one[0], one[4]) for one in found]
                     frames.append(_pictures(looks[: len(filmed)]))
                 success += [bool(info["success"]) for _, info in looks]
+                moves += [int(info["moves"]) for _, info in looks]
                 if filmed:
                     films.append(np.stack(frames))
                 progress("episodes", min(first + size, samples), samples)
         finally:
             for env in envs:
                 env.close()
-        return Tried(np.array(success), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
+        return Tried(np.array(success), np.array(moves), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
 
     def _blind(self, samples: int, seed: int, progress: Progress) -> Tried:
         """The script that made the demonstrations, aiming at the plates' middles."""
@@ -199,7 +205,7 @@ class Swapping:
         from ..envs.swap_expert import Expert
 
         env: SwapEnv = SwapEnv(self.px, self.body)
-        success = []
+        success, moves = [], []
         for done in range(samples):
             number = APART * seed + done
             env.reset(seed=number, options={"look": False})
@@ -207,9 +213,10 @@ class Swapping:
             while not env.step_many(expert.act()[None], look=False)[3]:
                 pass
             success.append(env.success)
+            moves.append(env.moves)
             progress("episodes", done + 1, samples)
         env.close()
-        return Tried(np.array(success), np.zeros((0, 1, 1, 3), np.uint8), [])
+        return Tried(np.array(success), np.array(moves), np.zeros((0, 1, 1, 3), np.uint8), [])
 
 
 def wilson(successes: int, number: int, z: float = 1.96) -> tuple[float, float]:
