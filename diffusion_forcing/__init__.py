@@ -12,7 +12,7 @@ from .likelihood import elbo
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
 from .model import Denoiser, DiffusionForcing
 from .parameterization import Prediction
-from .sampling import rollout, sample, start, stream
+from .sampling import conveyor, rollout, sample, start, stream
 from .schedule import NoiseSchedule, cosine, linear, sigmoid
 from .step import ddim_step
 from .weighting import FusedSNR, MinSNR, Uniform
@@ -36,6 +36,7 @@ __all__ = [
     "check_matrix",
     "classifier_free",
     "continued",
+    "conveyor",
     "cosine",
     "ddim_step",
     "elbo",

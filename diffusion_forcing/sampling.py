@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from . import fast
@@ -133,26 +134,62 @@ def stream(
     check_matrix(matrix, model.schedule.levels)
     horizon = matrix.shape[1]
     commit = horizon if commit is None else commit
-    _check_rollout(model, length, context, cond, stabilization, memory, commit, horizon)
+    if not 1 <= commit <= horizon:
+        raise ValueError(f"commit is how many of a window's {horizon} tokens are kept, 1..{horizon}; got {commit}")
     how = how or preferred(model)
-    if how not in get_args(How):
-        raise ValueError(f"how is one of {', '.join(map(repr, get_args(How)))}; got {how!r}")
-    given = 0 if context is None else context.shape[1]
-    b = next((len(told) for told in (context, cond) if told is not None), batch or 1)
-    event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
-    if event is None:
-        raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width'] or ['event']")
-    past = Past(model, memory)
-    if context is not None:
-        past.add(context, None if cond is None else cond[:, :given], 0)
+    past, given, shape = _set_out(model, length, context, cond, stabilization, how, memory, batch)
     done = 0
     while done < length:
         width = min(horizon, length - done)
         window = matrix[:, :width]
         here = None if cond is None else cond[:, given + done : given + done + width]
         keep = min(commit, width)
-        yield grow(past, window, here, (b, *event), keep, stabilization, how, wrap, eta, hold, generator)
+        yield grow(past, window, here, shape, keep, stabilization, how, wrap, eta, hold, generator)
         done += keep
+
+
+def conveyor(
+    model: DiffusionForcing, ladder: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
+    slope: int, stabilization: int = 0, how: How | None = None, eta: float = 0.0, batch: int | None = None,
+    generator: Generator | None = None,
+) -> Iterator[Tensor]:  # fmt: skip
+    """`stream` along one endless pyramid: each `slope` rows a token enters at K, all go down a rung a row, and one that is clean is
+    yielded, (b, 1, *event). For causal models.
+
+    So steps / slope tokens are denoised in one call, near ones nearly certain, far ones vague: as many operations as token after token, but
+    in fewer and larger pieces. ladder: (steps+1,), as `NoiseSchedule.ladder` gives. The rest is as in `stream`.
+    """
+    if not model.causal:
+        raise ValueError("tokens on a conveyor may not see those that enter after them, so the model must be causal; use stream")
+    steps = len(ladder) - 1
+    if not 1 <= slope <= steps:
+        raise ValueError(f"slope is how many of the {steps} rows a token is ahead of the next, 1..{steps}; got {slope}")
+    how = how or preferred(model)
+    past, given, shape = _set_out(model, length, context, cond, stabilization, how, None, batch)
+    schedule, device = model.schedule, model.schedule.alpha_table.device
+    ladder, lift = ladder.to(device), stabilization if how == "path" else 0
+    x = seen = torch.zeros(shape[0], 0, *shape[1:], device=device)
+    rungs = level = torch.zeros(0, dtype=torch.long, device=device)
+    done = row = 0
+    while done < length:
+        if row % slope == 0 and done + x.shape[1] < length:
+            new = torch.randn(shape[0], 1, *shape[1:], generator=generator, device=device)
+            x, seen = torch.cat([x, new], dim=1), torch.cat([seen, new], dim=1)
+            rungs, level = F.pad(rungs, (0, 1), value=steps), F.pad(level, (0, 1), value=schedule.levels)
+        here = None if cond is None else cond[:, given + done : given + done + x.shape[1]]
+        k, k_next = ladder[rungs], ladder[rungs - 1]
+        with torch.no_grad():
+            pred = model.predict(x, k.expand(x.shape[:2]), here, past.state)
+            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, generator=generator)
+        high = k_next >= lift
+        seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
+        rungs, row = rungs - 1, row + 1
+        if rungs[0] == 0:
+            first, told = Seen(x[:, :1], seen[:, :1], level[:1]), None if here is None else here[:, :1]
+            past.add(*_joining(schedule, first, told, stabilization, how, generator))
+            yield x[:, :1]
+            x, seen, rungs, level = x[:, 1:], seen[:, 1:], rungs[1:], level[1:]
+            done += 1
 
 
 def preferred(model: DiffusionForcing) -> How:
@@ -172,13 +209,22 @@ def grow(
     if wrap is not None:
         denoise = wrap(denoise)
     x = start(model.schedule, matrix, shape, generator=generator)
-    x, seen, level = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
+    found = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
+    seen, here, level = _joining(model.schedule, found, cond, stabilization, how, generator)
+    past.add(seen[:, :keep], None if here is None else here[:, :keep], level[:keep])
+    return found.x[:, :keep]
+
+
+def _joining(
+    schedule: NoiseSchedule, found: Seen, cond: Tensor | None, stabilization: int, how: How, generator: Generator | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Sampled tokens as they join the past: tokens, conditions and levels."""
+    x, seen, level = found
     if stabilization and how != "path":
         level = torch.full_like(level, stabilization)
         if how == "noise":
-            seen = model.schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
-    past.add(seen[:, :keep], None if cond is None else cond[:, :keep], level[:keep])
-    return x[:, :keep]
+            seen = schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
+    return seen, cond, level
 
 
 class Past:
@@ -205,16 +251,17 @@ class Past:
         self.state = self.model.absorb(tokens, conds, level=levels) if self.memory else None
 
 
-def _check_rollout(
-    model: DiffusionForcing, length: int, context: Tensor | None, cond: Tensor | None, stabilization: int, memory: int | None,
-    commit: int, horizon: int,
-) -> None:  # fmt: skip
+def _set_out(
+    model: DiffusionForcing, length: int, context: Tensor | None, cond: Tensor | None, stabilization: int, how: How, memory: int | None,
+    batch: int | None,
+) -> tuple[Past, int, tuple[int, ...]]:  # fmt: skip
+    """The past that a roll-out begins with, of how many tokens it is, and (b, *event); or an error that says what is wrong."""
     if length < 1:
         raise ValueError(f"a roll-out generates at least one token; got length={length}")
-    if not 1 <= commit <= horizon:
-        raise ValueError(f"commit is how many of a window's {horizon} tokens are kept, 1..{horizon}; got {commit}")
     if not 0 <= stabilization <= model.schedule.levels:
         raise ValueError(f"stabilization is a level in 0..{model.schedule.levels}, a small one; got {stabilization}")
+    if how not in get_args(How):
+        raise ValueError(f"how is one of {', '.join(map(repr, get_args(How)))}; got {how!r}")
     if memory is not None and memory < 0:
         raise ValueError(f"memory counts tokens, or is None for all of them; got {memory}")
     given = 0 if context is None else context.shape[1]
@@ -222,3 +269,11 @@ def _check_rollout(
         raise ValueError(
             f"cond must cover the {given} tokens of the context and the {length} to generate ({given + length}); it has {cond.shape[1]}"
         )
+    b = next((len(told) for told in (context, cond) if told is not None), batch or 1)
+    event = event_of(model.backbone) if context is None else tuple(context.shape[2:])
+    if event is None:
+        raise ValueError("without a context the shape of a token is unknown: pass one, or give the backbone config['width'] or ['event']")
+    past = Past(model, memory)
+    if context is not None:
+        past.add(context, None if cond is None else cond[:, :given], 0)
+    return past, given, (b, *event)

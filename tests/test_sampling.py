@@ -14,6 +14,7 @@ from diffusion_forcing import (
     Prediction,
     Transformer,
     autoregressive,
+    conveyor,
     cosine,
     ddim_step,
     full_sequence,
@@ -693,6 +694,76 @@ def test_rollout_says_what_is_wrong(options, words):
     arguments = {"matrix": full_sequence(4, LADDER), "length": 6, "context": context()} | options
     with pytest.raises(ValueError, match=words):
         rollout(KINDS["rnn"](), **arguments)
+
+
+# On a conveyor.
+
+causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]], ids=["rnn", "causal"])
+
+
+@causal_kinds
+@pytest.mark.parametrize("slope", [1, 2, 4])
+def test_a_conveyor_is_one_long_pyramid(build, slope):
+    net, length = build(), 9
+    made = torch.cat(list(conveyor(net, LADDER, length, context(), slope=slope, generator=seeded(0))), dim=1)
+    generator = seeded(0)
+    x = torch.cat([torch.randn(2, 1, 2, generator=generator) for _ in range(length)], dim=1)
+    with torch.no_grad():
+        state = net.absorb(context())
+    expected = sample(net.denoiser(None, state), SMALL, x, pyramid(length, LADDER, slope))
+    torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+
+
+@causal_kinds
+@pytest.mark.parametrize("how", ["path", "noise", "label"])
+def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
+    net, options = build(), {"stabilization": 6, "how": how, "eta": 0.5}
+    made = [*conveyor(net, LADDER, 5, context(), slope=4, generator=seeded(0), **options)]
+    expected = [*stream(net, full_sequence(1, LADDER), 5, context(), generator=seeded(0), **options)]
+    assert [token.shape for token in made] == [(2, 1, 2)] * 5
+    torch.testing.assert_close(torch.cat(made, dim=1), torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
+
+
+@causal_kinds
+def test_tokens_leave_a_conveyor_stabilized(build):
+    """Those that follow see another past, the first does not."""
+    net = build()
+    plain, stable = (
+        torch.cat([*conveyor(net, LADDER, 6, context(), slope=2, stabilization=level, generator=seeded(0))], dim=1) for level in (0, 10)
+    )
+    assert torch.equal(plain[:, 0], stable[:, 0])
+    assert not torch.allclose(plain[:, 2:], stable[:, 2:], atol=1e-4)
+
+
+def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
+    """Steps over slope tokens at most, each yielded as soon as it is clean."""
+    net, carried = KINDS["causal"](), []
+    predict = net.predict
+    monkeypatch.setattr(net, "predict", lambda x, *rest: carried.append(x.shape[1]) or predict(x, *rest))
+    tokens = conveyor(net, LADDER, 50, context(), slope=2, generator=seeded(0))
+    next(tokens)
+    assert carried == [1, 1, 2, 2]
+    assert sum(1 for _ in tokens) == 49
+    assert max(carried) == 2
+    assert len(carried) == 4 + 49 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"length": 0}, "at least one token; got length=0"),
+        ({"slope": 0}, r"4 rows .* 1\.\.4; got 0"),
+        ({"slope": 5}, r"1\.\.4; got 5"),
+        ({"stabilization": 21}, r"0\.\.20.*got 21"),
+        ({"how": "trace"}, "'trace'"),
+        ({"model": KINDS["seeing"]()}, "must be causal"),
+    ],
+    ids=str,
+)
+def test_a_conveyor_says_what_is_wrong(options, words):
+    arguments = {"model": KINDS["rnn"](), "ladder": LADDER, "length": 6, "context": context(), "slope": 2} | options
+    with pytest.raises(ValueError, match=words):
+        next(conveyor(**arguments))
 
 
 # Paths between levels.

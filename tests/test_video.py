@@ -379,7 +379,11 @@ def roll(model, length, context, actions, seed=0, task=TASK, **sampling):
 
 
 @pytest.mark.parametrize("length", [1, 8])
-@pytest.mark.parametrize("sampling", [{}, {"horizon": 3}, {"horizon": 2, "schedule": "pyramid", "slope": 1.0, "eta": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"horizon": 3}, {"horizon": 2, "schedule": "pyramid", "slope": 1.0, "eta": 1.0}, {"horizon": 2, "schedule": "conveyor"}],
+    ids=str,
+)
 def test_a_roll_out_has_exactly_its_length(length, sampling, model, real):
     frames, actions = real
     made = roll(model, length, frames[:, :4], actions, **sampling)

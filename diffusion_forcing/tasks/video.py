@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from ..data.pictures import Patches, Pixels, floats, to_bytes
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..matrix import by_name
-from ..sampling import stream
+from ..sampling import conveyor, stream
 from .base import Evaluation, Progress, Table, TaskData
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ class RollOut:
     """Denoising steps a token."""
     horizon: int = 1
     """Tokens sampled at a time: 1 is token after token."""
-    schedule: Literal["autoregressive", "pyramid", "full_sequence"] = "full_sequence"
-    """Schedule matrix over these."""
+    schedule: Literal["autoregressive", "pyramid", "full_sequence", "conveyor"] = "full_sequence"
+    """Schedule matrix over these. conveyor: one endless pyramid, in which `horizon` tokens are on their way at any time: as token after
+    token, but sooner."""
     slope: float = 4.0
     """Of the pyramid: rows from one token's start to the next one's."""
     stabilization: int = 20
@@ -189,11 +190,15 @@ class Video:
         cond = self._told(actions, before + tokens)
         cond = None if cond is None else cond.to(model.device)
         ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
-        matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
+        how: Any = {"stabilization": sampling.stabilization, "eta": sampling.eta, "batch": batch, "generator": generator}
+        if sampling.schedule == "conveyor":
+            slope = -(-(len(ladder) - 1) // sampling.horizon)
+            chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **how)
+        else:
+            matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
+            chunks = stream(model, matrix, tokens, given, cond, **how)
         left = length
-        for chunk in stream(
-            model, matrix, tokens, given, cond, stabilization=sampling.stabilization, eta=sampling.eta, batch=batch, generator=generator,
-        ):  # fmt: skip
+        for chunk in chunks:
             shown = to_bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
             left -= shown.shape[1]
             yield shown
