@@ -36,11 +36,15 @@ class ActOptions:
     """Denoising steps of a chunk of actions."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    noise: float = 1.0
+    """How large the noise is that a chunk of actions begins as: 1 samples what a demonstrator might do, less keeps to what most would."""
     memory: int | None = None
     """Forget all but the last so many moments; None: nothing is forgotten."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(f"noise goes from 0 (what is most likely) to 1 (anything, as often as it is done); got {self.noise}")
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"memory counts moments, from 1 (this look alone), or is None for all of them; got {self.memory}")
 
@@ -129,7 +133,7 @@ class ImitationAgent:
     def _sample(self, part: int) -> Tensor:
         """The next token (n, 1, width), which is one of that part."""
         denoise = self.model.denoiser(self._told(1, part), self._past.state)
-        x = torch.randn(self.n, 1, self.codec.width, generator=self.generator)
+        x = torch.randn(self.n, 1, self.codec.width, generator=self.generator) * (1.0 if part else self.options.noise)
         token = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
         token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
         return token
@@ -229,7 +233,7 @@ class MomentAgent(ImitationAgent):
 
     def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         denoise = self.model.denoiser(None, self._past.state)
-        x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
+        x = self.options.noise * torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
         self._imagined = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
         decided = self.codec.decode(self._imagined)[ACTIONS][:, 0]
         self._done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))

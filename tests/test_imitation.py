@@ -358,6 +358,15 @@ def test_more_doubt_listens_less(model):
     assert 0 < much < little
 
 
+def test_without_noise_the_same_looks_lead_to_the_same_actions(model):
+    def spread(noise):
+        acts = [ImitationAgent(model, ActOptions(steps=3, noise=noise), seed=draw) for draw in range(6)]
+        return float(np.std([agent.act({name: part[:1] for name, part in look().items()}) for agent in acts], axis=0).mean())
+
+    assert spread(0.0) == 0
+    assert 0 < spread(0.3) < spread(1.0)
+
+
 def test_the_past_matters_to_an_agent_with_memory_only(model):
     def second(seed, **options):
         agent = agent_of(model, **options)
@@ -425,6 +434,8 @@ def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
 def test_agents_that_make_no_sense_are_refused(model):
     with pytest.raises(ValueError, match="memory counts moments, from 1"):
         ActOptions(memory=0)
+    with pytest.raises(ValueError, match="noise goes from 0 .* got 2"):
+        ActOptions(noise=2.0)
     with pytest.raises(ValueError, match="one robot at least; got n=0"):
         ImitationAgent(model).reset(0)
     bare = ModelConfig(RNNConfig(hidden=8), levels=K).build(4)
