@@ -361,7 +361,7 @@ def test_more_doubt_listens_less(model):
 def test_without_noise_the_same_looks_lead_to_the_same_actions(model):
     def spread(noise):
         acts = [ImitationAgent(model, ActOptions(steps=3, noise=noise), seed=draw) for draw in range(6)]
-        return float(np.std([agent.act({name: part[:1] for name, part in look().items()}) for agent in acts], axis=0).mean())
+        return float(np.ptp([agent.act({name: part[:1] for name, part in look().items()}) for agent in acts], axis=0).mean())
 
     assert spread(0.0) == 0
     assert 0 < spread(0.3) < spread(1.0)
@@ -434,7 +434,7 @@ def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
 def test_agents_that_make_no_sense_are_refused(model):
     with pytest.raises(ValueError, match="memory counts moments, from 1"):
         ActOptions(memory=0)
-    with pytest.raises(ValueError, match="noise goes from 0 .* got 2"):
+    with pytest.raises(ValueError, match=r"noise goes from 0 .* got 2"):
         ActOptions(noise=2.0)
     with pytest.raises(ValueError, match="one robot at least; got n=0"):
         ImitationAgent(model).reset(0)
