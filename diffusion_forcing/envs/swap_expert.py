@@ -21,10 +21,10 @@ from .swap import CAMERAS, CONTROL_DT, EVERY, HOME, MAX_OPENING, REST, SwapEnv, 
 HOVER = 0.15
 """Height of the fingertips above a fruit, before and after they grasp it."""
 GRASP = REST - 0.002
-ROUGH, ROUGHEST = 0.015, 0.03
+ROUGH, ROUGHEST = 0.025, 0.05
 """How far beside the goal the hand comes before it goes down, in metres: the spread along x and along y, and the most."""
-AHEAD = 1.6
-"""On the way down the hand is over its goal when this much sooner than it is down, so that fingers come down beside a fruit, not on it."""
+AHEAD = (1.2, 1.7)
+"""On the way down the hand is over its goal so much sooner than it is down: fingers come down beside a fruit, not on it."""
 SPEED, SLOW = 0.19, 0.13
 """Mean metres a second, from place to place and down to the table."""
 FASTER, SLOWER = 1.3, 0.7
@@ -107,7 +107,7 @@ class Expert:
         while True:
             yield from self._go(self._beside(above), SPEED)
             yield from self._pause()
-            yield from self._go(lambda: _pose(above(), GRASP), SLOW, ahead=AHEAD)
+            yield from self._go(lambda: _pose(above(), GRASP), SLOW, ahead=self._rng.uniform(*AHEAD))
             yield from self._stay(3)
             taken = above()
             yield from self._close(fruit)
@@ -121,7 +121,7 @@ class Expert:
         x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(go))
         yield from self._go(self._beside(lambda: (x, y), 0.0), SPEED)
         yield from self._pause()
-        yield from self._go(lambda: _pose((x, y), GRASP + 0.003, 0.0), SLOW, ahead=AHEAD)
+        yield from self._go(lambda: _pose((x, y), GRASP + 0.003, 0.0), SLOW, ahead=self._rng.uniform(*AHEAD))
         yield from self._stay(3)
         self._target[6] = MAX_OPENING
         yield from self._stay(6)
