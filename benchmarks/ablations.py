@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +34,9 @@ from diffusion_forcing.train import train
 
 Change = Callable[[Experiment], Experiment]
 Row = dict[str, float]
-SCORES = ("first token PSNR", "video-FD last window", "error of x0")
+SCORES = ("first token PSNR", "error of x0", "video-FD last window")
+LATE = ("video-FD first window", "video-FD last window", "late motion over real")
+"""Where tokens are not of as many frames: their first one and the error within one do not compare."""
 STABLE = (0, 20, 100, 300)
 
 
@@ -97,7 +101,7 @@ def base(options: Options) -> Experiment:
     )  # fmt: skip
     settings = replace(
         e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep=True,
-        validate_every=options.steps // options.points,
+        validate_every=-(-options.steps // options.points),
     )  # fmt: skip
     return Experiment(task, e.model, settings, "ablation")
 
@@ -109,13 +113,16 @@ def trained(change: Change, options: Options) -> tuple[Video, Path]:
     folder = options.out / _name(experiment)
     folder.mkdir(parents=True, exist_ok=True)
     save_experiment(experiment, folder / "config.json")
-    train(experiment, folder)
+    if train(experiment, folder).status == "interrupted":
+        raise KeyboardInterrupt
     return experiment.task, folder
 
 
 def _name(e: Experiment) -> str:
+    """Of all that options and ablations change."""
     assert isinstance(e.task, Video)
-    return f"{e.model.parameterization}-{e.model.weight}-stack{e.task.stack}-{e.train.draw}-{e.train.steps}-seed{e.train.seed}"
+    size = f"{e.task.world.px}px-{e.task.clips}clips-stack{e.task.stack}"
+    return f"{size}-{e.model.parameterization}-{e.model.weight}-{e.train.draw}-{e.train.steps}by{e.train.validate_every}-seed{e.train.seed}"
 
 
 def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:
@@ -163,9 +170,10 @@ def over_steps(name: str, variants: dict[str, Change], options: Options, progres
             for kept in sorted((folder / "kept").iterdir())
         }
     with figure(options.out / f"ablation_{name}.png", 11, 3.4) as fig:
-        for ax, score in zip(fig.subplots(1, len(SCORES)), SCORES, strict=True):
+        shown = LATE if name == "stack" else SCORES
+        for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
             for colour, (title, rows) in zip(COLOURS, found.items(), strict=False):
-                ax.plot(list(rows), [row[score] for row in rows.values()], color=colour, marker="o", label=title)
+                ax.plot(list(rows), [row.get(score, math.nan) for row in rows.values()], color=colour, marker="o", label=title)
             ax.set(title=score, xlabel="step")
         fig.axes[0].legend(frameon=False)
     return found
@@ -179,21 +187,24 @@ def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]
     else:
         experiment, net = load_run(options.run)
         assert isinstance(experiment.task, Video)
-        folder, task = options.out / options.run.name, replace(experiment.task, length=options.length)
+        folder, task = options.run / "ablations", replace(experiment.task, length=options.length)
     rows = {}
     for level in STABLE:
         one = replace(task, sampling=replace(task.sampling, stabilization=level, steps=10))
         rows[level] = judged(one, folder / f"stabilization{level}", net.eval(), options.samples, progress)
     with figure(options.out / "ablation_stabilization.png", 11, 3.4) as fig:
-        shown = ("video-FD last window", "late motion over real", "pixel late std over real")
+        shown = LATE
         for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
-            ax.plot([str(level) for level in rows], [row[score] for row in rows.values()], color=COLOURS[0], marker="o")
-            ax.set(title=f"{score}, {options.length} frames", xlabel="level of what was generated, of 1,000")
+            ax.plot([str(level) for level in rows], [row.get(score, math.nan) for row in rows.values()], color=COLOURS[0], marker="o")
+            ax.set(title=score, xlabel="level of what was generated, of 1,000")
     return {"stabilization": rows}
 
 
 def main(options: Options) -> None:
     """Runs what was asked for, prints a table of each."""
+    known = (*ABLATIONS, "stabilization")
+    if not any(options.only in name for name in known):
+        sys.exit(f"there are ablations of {', '.join(known)}; --only {options.only} is in none of these names")
     with progress_bar() as progress:
         tables = {name: over_steps(name, variants, options, progress) for name, variants in ABLATIONS.items() if options.only in name}
         if options.only in "stabilization":
@@ -202,7 +213,7 @@ def main(options: Options) -> None:
         print(f"\n{name}")
         for title, rows in found.items():
             for at, row in rows.items():
-                print(f"  {title:24} {at:6}  " + "  ".join(f"{score} {row[score]:.4g}" for score in (*SCORES, "late motion over real")))
+                print(f"  {title:24} {at:6}  " + "  ".join(f"{score} {row.get(score, math.nan):.4g}" for score in (*SCORES, *LATE[::2])))
 
 
 if __name__ == "__main__":

@@ -37,14 +37,15 @@ class ActOptions:
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
     noise: float = 1.0
-    """How large the noise is that a chunk of actions begins as: 1 samples what a demonstrator might do, less keeps to what most would."""
+    """How large the noise is that a chunk of actions begins as: 1 samples what a demonstrator might do, less keeps nearer to their middle.
+    That is steadier, but no good where they choose between two ways."""
     memory: int | None = None
     """Forget all but the last so many moments; None: nothing is forgotten."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
         if not 0 <= self.noise <= 1:
-            raise ValueError(f"noise goes from 0 (what is most likely) to 1 (anything, as often as it is done); got {self.noise}")
+            raise ValueError(f"noise goes from 0 (the middle of what is done) to 1 (anything, as often as it is done); got {self.noise}")
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"memory counts moments, from 1 (this look alone), or is None for all of them; got {self.memory}")
 
@@ -233,7 +234,8 @@ class MomentAgent(ImitationAgent):
 
     def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         denoise = self.model.denoiser(None, self._past.state)
-        x = self.options.noise * torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
+        x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
+        x[:, :, -self.codec.chunk :] *= self.options.noise
         self._imagined = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
         decided = self.codec.decode(self._imagined)[ACTIONS][:, 0]
         self._done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))

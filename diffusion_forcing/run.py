@@ -38,7 +38,7 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
         folder.rename(aside)
     if config.exists():
-        old, new = read_json(config), to_dict(experiment)
+        old, new = _written(config, experiment), to_dict(experiment)
         changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in MAY_CHANGE]
         if changed and (folder / "checkpoint.safetensors").exists():
             raise ValueError(
@@ -48,6 +48,14 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about(recipe, experiment, command), indent=2) + "\n"))
     write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
+
+
+def _written(config: Path, experiment: Experiment) -> Any:
+    """What a run's options are, where those that came up after it was begun have their defaults."""
+    try:
+        return to_dict(load_experiment(config, (type(experiment.task),)))
+    except (ValueError, TypeError):
+        return read_json(config)
 
 
 def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from . import fast
 from .backbones import RNN
-from .matrix import check_matrix
+from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing, event_of
 from .schedule import NoiseSchedule, expand
 from .step import Hold, Path, Seen, ddim_step
@@ -157,16 +157,20 @@ def conveyor(
     yielded, (b, 1, *event). For causal models.
 
     So steps / slope tokens are denoised in one call, near ones nearly certain, far ones vague: as many operations as token after token, but
-    in fewer and larger pieces. ladder: (steps+1,), as `NoiseSchedule.ladder` gives. The rest is as in `stream`.
+    in fewer and larger pieces. It is not the same, though: a token begins before those before it are done (docs/exactness.md). ladder: (steps+1,), as `NoiseSchedule.ladder` gives. The rest is as in `stream`.
     """
     if not model.causal:
         raise ValueError("tokens on a conveyor may not see those that enter after them, so the model must be causal; use stream")
+    column = full_sequence(1, ladder)
     steps = len(ladder) - 1
-    if not 1 <= slope <= steps:
+    if slope not in range(1, steps + 1):
         raise ValueError(f"slope is how many of the {steps} rows a token is ahead of the next, 1..{steps}; got {slope}")
+    if ladder[-1] != model.schedule.levels:
+        raise ValueError(f"tokens enter as noise, so the ladder must end at K={model.schedule.levels}; it ends at {int(ladder[-1])}")
     how = how or preferred(model)
     past, given, shape = _set_out(model, length, context, cond, stabilization, how, None, batch)
     schedule, device = model.schedule, model.schedule.alpha_table.device
+    check_run(schedule, torch.zeros(shape[0], 1, *shape[1:]), column, eta, "keep")
     ladder, lift = ladder.to(device), stabilization if how == "path" else 0
     x = seen = torch.zeros(shape[0], 0, *shape[1:], device=device)
     rungs = level = torch.zeros(0, dtype=torch.long, device=device)
@@ -184,9 +188,9 @@ def conveyor(
         high = k_next >= lift
         seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
         rungs, row = rungs - 1, row + 1
-        if rungs[0] == 0:
-            first, told = Seen(x[:, :1], seen[:, :1], level[:1]), None if here is None else here[:, :1]
-            past.add(*_joining(schedule, first, told, stabilization, how, generator))
+        if row == steps + done * slope:
+            joins, at = _joining(schedule, Seen(x[:, :1], seen[:, :1], level[:1]), stabilization, how, generator)
+            past.add(joins, None if here is None else here[:, :1], at)
             yield x[:, :1]
             x, seen, rungs, level = x[:, 1:], seen[:, 1:], rungs[1:], level[1:]
             done += 1
@@ -210,21 +214,19 @@ def grow(
         denoise = wrap(denoise)
     x = start(model.schedule, matrix, shape, generator=generator)
     found = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
-    seen, here, level = _joining(model.schedule, found, cond, stabilization, how, generator)
-    past.add(seen[:, :keep], None if here is None else here[:, :keep], level[:keep])
+    seen, level = _joining(model.schedule, found, stabilization, how, generator)
+    past.add(seen[:, :keep], None if cond is None else cond[:, :keep], level[:keep])
     return found.x[:, :keep]
 
 
-def _joining(
-    schedule: NoiseSchedule, found: Seen, cond: Tensor | None, stabilization: int, how: How, generator: Generator | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Sampled tokens as they join the past: tokens, conditions and levels."""
+def _joining(schedule: NoiseSchedule, found: Seen, stabilization: int, how: How, generator: Generator | None) -> tuple[Tensor, Tensor]:
+    """Sampled tokens as they join the past, and the levels they are labelled with."""
     x, seen, level = found
     if stabilization and how != "path":
         level = torch.full_like(level, stabilization)
         if how == "noise":
             seen = schedule.add_noise(x, level, torch.randn(x.shape, generator=generator, device=x.device))
-    return seen, cond, level
+    return seen, level
 
 
 class Past:

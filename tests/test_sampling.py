@@ -701,16 +701,18 @@ def test_rollout_says_what_is_wrong(options, words):
 causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]], ids=["rnn", "causal"])
 
 
-@causal_kinds
-@pytest.mark.parametrize("slope", [1, 2, 4])
-def test_a_conveyor_is_one_long_pyramid(build, slope):
-    net, length = build(), 9
-    made = torch.cat(list(conveyor(net, LADDER, length, context(), slope=slope, generator=seeded(0))), dim=1)
+@pytest.mark.parametrize("backbone", [RNN(2, 3, hidden=12, levels=20), Transformer(2, 3, hidden=12, heads=2, layers=2, levels=20)])
+@pytest.mark.parametrize("slope", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_conveyor_is_one_long_pyramid(backbone, slope, length):
+    net = randomised(DiffusionForcing(backbone, SMALL))
+    cond = torch.randn(2, 3 + length, 3, generator=seeded(8))
+    made = torch.cat(list(conveyor(net, LADDER, length, context(), cond, slope=slope, generator=seeded(0))), dim=1)
     generator = seeded(0)
     x = torch.cat([torch.randn(2, 1, 2, generator=generator) for _ in range(length)], dim=1)
     with torch.no_grad():
-        state = net.absorb(context())
-    expected = sample(net.denoiser(None, state), SMALL, x, pyramid(length, LADDER, slope))
+        state = net.absorb(context(), cond[:, :3])
+    expected = sample(net.denoiser(cond[:, 3:], state), SMALL, x, pyramid(length, LADDER, slope))
     torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -728,8 +730,10 @@ def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
 def test_tokens_leave_a_conveyor_stabilized(build):
     """Those that follow see another past, the first does not."""
     net = build()
+    options = {"slope": 2, "how": "label", "generator": seeded(0)}  # which draws nothing, so that all else is equal
     plain, stable = (
-        torch.cat([*conveyor(net, LADDER, 6, context(), slope=2, stabilization=level, generator=seeded(0))], dim=1) for level in (0, 10)
+        torch.cat([*conveyor(net, LADDER, 6, context(), **options | {"generator": seeded(0)}, stabilization=level)], dim=1)
+        for level in (0, 10)
     )
     assert torch.equal(plain[:, 0], stable[:, 0])
     assert not torch.allclose(plain[:, 2:], stable[:, 2:], atol=1e-4)
@@ -754,6 +758,10 @@ def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
         ({"length": 0}, "at least one token; got length=0"),
         ({"slope": 0}, r"4 rows .* 1\.\.4; got 0"),
         ({"slope": 5}, r"1\.\.4; got 5"),
+        ({"slope": 2.5}, r"1\.\.4; got 2.5"),
+        ({"ladder": LADDER.flip(0)}, "a ladder is ascending"),
+        ({"ladder": LADDER[:-1]}, "must end at K=20; it ends at 15"),
+        ({"eta": 5.0}, "eta goes from 0"),
         ({"stabilization": 21}, r"0\.\.20.*got 21"),
         ({"how": "trace"}, "'trace'"),
         ({"model": KINDS["seeing"]()}, "must be causal"),

@@ -380,6 +380,16 @@ def test_the_expert_swaps_and_the_blind_and_the_dreamer_fail(twin):
     assert 0.2 < regrasped < 0.8
 
 
+def test_the_expert_asks_for_nothing_out_of_reach(twin):
+    """Aiming roughly at the far edge of C would, were it not held back."""
+    rough = 0
+    for seed in range(24):
+        actions = demonstrate(twin, 1_000_000 + seed, look=False).actions
+        rough += int((actions[:, 0] >= np.float32(HIGH[0])).any())
+        assert (actions <= np.array(HIGH, np.float32)).all()
+    assert rough, "none of these episodes comes near the edge"
+
+
 def test_the_moves_done_are_counted_in_their_order(twin):
     begin(twin, 0)
     expert, found = Expert(twin, 0), []

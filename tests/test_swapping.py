@@ -105,7 +105,7 @@ def test_in_a_mirror_there_are_twice_as_many_demonstrations():
 def test_one_who_acts_as_the_expert_succeeds_and_the_film_says_so(model, tmp_path):
     world = changed(WORLD, trials=("clean",))
     evaluation = world.try_out(Knowing(model), tmp_path, samples=3, seed=0, progress=told)
-    assert evaluation.metrics["clean"] == 1
+    assert evaluation.metrics["clean"] == evaluation.metrics["clean: first move"] == evaluation.metrics["clean: second move"] == 1
     assert list(evaluation.figures) == ["clean.mp4"]
     assert evaluation.figures["clean.mp4"].endswith("done, done, done")
     assert (tmp_path / "clean.mp4").stat().st_size > 0
@@ -131,6 +131,7 @@ def test_every_trial_has_its_row(model, tmp_path):
     names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind"]
     (table,) = evaluation.tables
     assert [row[0] for row in table.rows] == [*names, "to decide for 2 at once"]
+    assert {len(row) for row in table.rows} == {len(table.columns)}
     assert all(evaluation.metrics[name] == 0 for name in names[:4])  # weights that were drawn swap nothing
     assert evaluation.metrics["milliseconds a chunk"] > 0
     assert "codec.png" in evaluation.figures

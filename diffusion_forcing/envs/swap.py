@@ -95,7 +95,8 @@ class SwapEnv(gymnasium.Env[Observation, NDArray[np.float32]]):
     Observations: front, hand (px, px, 3) uint8, and pose (7,) float32: measured position, rotation vector from pointing straight down and
     opening of the fingers. Actions (7,) are such a pose to go to, clipped to LOW .. HIGH, at 20 Hz. An episode is truncated after `steps`;
     its last reward is 1 if the fruits are then swapped, all others are 0. `info["success"]` says at any time whether each fruit
-    lies at rest, untouched, in the slot where the other began; `info["moves"]` how many of the three moves have been done.
+    lies at rest, untouched, in the slot where the other began; `info["moves"]` how many of
+    the three moves have been done, in their order, also if undone later.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / CONTROL_DT)}  # noqa: RUF012

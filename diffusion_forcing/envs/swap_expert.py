@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .swap import CAMERAS, CONTROL_DT, EVERY, HOME, MAX_OPENING, REST, SwapEnv, centre
+from .swap import CAMERAS, CONTROL_DT, EVERY, HIGH, HOME, LOW, MAX_OPENING, MOVES, REST, SwapEnv, centre
 
 HOVER = 0.15
 """Height of the fingertips above a fruit, before and after they grasp it."""
@@ -79,13 +79,13 @@ class Expert:
         self.regrasps = 0
         self._rng = np.random.default_rng((3, seed))
         self._target = list(HOME)
-        self._moves_left = 3
+        self._moves_left = MOVES
         self._script = self._swap()
 
     def act(self) -> NDArray[np.float32]:
         """The next action (7,). After the last move it rests at home."""
         next(self._script, None)
-        return np.array(self._target, np.float32)
+        return np.clip(self._target, LOW, HIGH).astype(np.float32)
 
     def _swap(self) -> Steps:
         apple, orange = self.env.starts

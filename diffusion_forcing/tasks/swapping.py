@@ -137,7 +137,7 @@ class Swapping:
                 )
         if "milliseconds a chunk" in metrics:
             rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", "", "", ""))
-        heads = ("", "success", "95 % interval", "first move done", "second")
+        heads = ("", "success", "95 % interval", "first move done", "second move done")
         table = Table(f"The swap, {samples} episodes a row", heads, tuple(rows))
         return Evaluation(metrics, (table,), figures)
 

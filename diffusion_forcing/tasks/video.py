@@ -59,10 +59,10 @@ class RollOut:
     horizon: int = 1
     """Tokens sampled at a time: 1 is token after token."""
     schedule: Literal["autoregressive", "pyramid", "full_sequence", "conveyor"] = "full_sequence"
-    """Schedule matrix over these. conveyor: one endless pyramid, in which `horizon` tokens are on their way at any time: as token after
-    token, but sooner."""
+    """Schedule matrix over these. conveyor: one endless pyramid, in which up to `horizon` tokens, from 2 on, are on their way: sooner than
+    token after token, and not quite as good."""
     slope: float = 4.0
-    """Of the pyramid: rows from one token's start to the next one's."""
+    """Of the pyramid: rows from one token's start to the next one's. (Of the conveyor: steps / horizon.)"""
     stabilization: int = 20
     """Level that generated tokens count as having, so that small errors do not add up."""
     context: int = 4
@@ -74,6 +74,8 @@ class RollOut:
 
     def __post_init__(self) -> None:
         check_options(self, "steps", "horizon")
+        if not 0 <= self.eta <= 1:
+            raise ValueError(f"eta goes from 0 (no fresh noise) to 1 (ancestral); got {self.eta}")
         for name in ("context", "between"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
@@ -190,13 +192,13 @@ class Video:
         cond = self._told(actions, before + tokens)
         cond = None if cond is None else cond.to(model.device)
         ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
-        how: Any = {"stabilization": sampling.stabilization, "eta": sampling.eta, "batch": batch, "generator": generator}
+        options: Any = {"stabilization": sampling.stabilization, "eta": sampling.eta, "batch": batch, "generator": generator}
         if sampling.schedule == "conveyor":
             slope = -(-(len(ladder) - 1) // sampling.horizon)
-            chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **how)
+            chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **options)
         else:
             matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
-            chunks = stream(model, matrix, tokens, given, cond, **how)
+            chunks = stream(model, matrix, tokens, given, cond, **options)
         left = length
         for chunk in chunks:
             shown = to_bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
