@@ -157,7 +157,8 @@ def conveyor(
     yielded, (b, 1, *event). For causal models.
 
     So steps / slope tokens are denoised in one call, near ones nearly certain, far ones vague: as many operations as token after token, but
-    in fewer and larger pieces. It is not the same, though: a token begins before those before it are done (docs/exactness.md). ladder: (steps+1,), as `NoiseSchedule.ladder` gives. The rest is as in `stream`.
+    in fewer and larger pieces. It is not the same, though: a token begins before those before it are done (docs/exactness.md).
+    ladder: (steps+1,), as `NoiseSchedule.ladder` gives. The rest is as in `stream`.
     """
     if not model.causal:
         raise ValueError("tokens on a conveyor may not see those that enter after them, so the model must be causal; use stream")

@@ -10,7 +10,7 @@ import torch
 from oracles import randomised
 from small import pushes_file
 
-from diffusion_forcing import DiffusionForcing
+from diffusion_forcing import DiffusionForcing, imitation
 from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, save_experiment
 from diffusion_forcing.data.codec import build_codec, describe_codec
 from diffusion_forcing.data.demonstrations import Demonstrations
@@ -656,6 +656,19 @@ def test_an_agent_of_whole_moments_remembers_doubts_and_imagines(joint):
     agent.reset(2)
     np.testing.assert_array_equal(agent.act({}, level=K), ignored)
     assert np.isfinite(two).all()
+
+
+def test_less_noise_in_whole_moments_is_of_actions_alone(joint, monkeypatch):
+    begun = []
+    monkeypatch.setattr(imitation, "sample", lambda denoise, schedule, x, *rest, **options: begun.append(x) or x)
+    for noise in (1.0, 0.0):
+        agent = agent_for(joint, ActOptions(steps=3, noise=noise))
+        agent.reset(2)
+        agent.act(pictures_of(look()))
+    full, none = begun
+    assert not none[:, :, 6:].any()
+    assert full[:, :, 6:].any()
+    assert torch.equal(full[:, :, :6], none[:, :, :6])
 
 
 def test_an_agent_of_whole_moments_remembers_what_was_done(joint):
