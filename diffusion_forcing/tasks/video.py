@@ -42,7 +42,7 @@ class Folder:
     px: int = 64
     """Height and width to which frames are cut and resized."""
     test: int = 4
-    """How many clips, the last ones by name, are kept to judge by."""
+    """How many clips are kept to judge by, from everywhere among their names: those beside each other are often of one kind."""
     action_kinds: int | None = None
     """How many kinds of actions there are, where files give them as numbers from 0."""
 
@@ -255,26 +255,25 @@ class Video:
         if not isinstance(self.world, Folder):
             places = clips.starts[:number].tolist()
         else:
-            which = range(*self._kept_back(clips))
+            which = self._kept_back(clips)
             pieces = [int(clips.starts[i]) + first for i in which for first in range(0, int(clips.lengths[i]) - length + 1, length)]
             if not pieces:
-                raise ValueError(f"no clip to judge by has {length} frames; the longest has {int(clips.lengths[list(which)].max())}")
+                raise ValueError(f"no clip to judge by has {length} frames; the longest has {int(clips.lengths[which].max())}")
             places = [pieces[i] for i in np.unique(np.linspace(0, len(pieces) - 1, min(number, len(pieces))).astype(int))]
         return (np.stack([clips.frames[at : at + length] for at in places]),
                 np.stack([clips.actions[at : at + length] for at in places]))  # fmt: skip
 
-    def _kept_back(self, clips: ClipSet) -> tuple[int, int]:
-        """Numbers, from and to, of a folder's clips that are kept to judge by."""
+    def _kept_back(self, clips: ClipSet) -> list[int]:
+        """Numbers of a folder's clips that are kept to judge by."""
         assert isinstance(self.world, Folder)
-        return max(0, len(clips.starts) - self.world.test), len(clips.starts)
+        return _from_everywhere(len(clips.starts), self.world.test)
 
     def _longest(self, wanted: int, progress: Progress | None = None) -> int:
         """As many frames as wanted, or as the longest clip to judge by has, of whole tokens."""
         if not isinstance(self.world, Folder):
             return wanted
         clips = self.clips_of("test", progress)
-        first, last = self._kept_back(clips)
-        return min(wanted, int(clips.lengths[first:last].max())) // self.stack * self.stack
+        return min(wanted, int(clips.lengths[self._kept_back(clips)].max())) // self.stack * self.stack
 
     def generate(
         self, model: DiffusionForcing, samples: int, seed: int, progress: Progress, show: Callable[[Frames], None] | None = None
@@ -411,6 +410,12 @@ class Video:
                 "rollout.png": "Whole roll-outs, twelve frames of each."}  # fmt: skip
 
 
+def _from_everywhere(of: int, number: int) -> list[int]:
+    """So many of the numbers below `of`, evenly."""
+    number = min(number, of)
+    return [(2 * i + 1) * of // (2 * number) for i in range(number)]
+
+
 def encoded(model: DiffusionForcing, frames: Frames) -> Tensor:
     """Frames (b, t * stack, px, px, 3) as tokens, where the model is."""
     tokens: Tensor = model.codec.encode(floats(frames).to(model.device))  # type: ignore[union-attr, operator]
@@ -437,17 +442,17 @@ def _read(task: Video, progress: Progress) -> TaskData:
     train = task.clips_of("train", progress)
     learned, valid, judged = list(range(len(train.starts))), train, []
     if isinstance(task.world, Folder):
-        last = task._kept_back(train)[0]
+        kept = task._kept_back(train)
         needed = task.tokens * task.stack
-        learned = [i for i in range(last) if train.lengths[i] >= needed]
+        learned = [i for i in learned if i not in kept and train.lengths[i] >= needed]
         if len(learned) < 2:
             raise ValueError(
-                f"{len(train.starts)} clips, of which {len(train.starts) - last} are kept to judge by, leave too few to train on: "
+                f"{len(train.starts)} clips, of which {len(kept)} are kept to judge by, leave too few to train on: "
                 f"{len(learned)} that have a window's {needed} frames; give more, keep fewer (--task.world.test), or shorten the window "
                 "(--task.tokens)"
             )
-        held = max(1, len(learned) // 10)
-        learned, judged = learned[:-held], learned[-held:]
+        judged = [learned[i] for i in _from_everywhere(len(learned), max(1, len(learned) // 10))]
+        learned = [i for i in learned if i not in judged]
     else:
         valid = task.clips_of("valid", progress)
         judged = list(range(len(valid.starts)))
