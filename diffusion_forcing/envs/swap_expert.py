@@ -3,6 +3,9 @@
 The apple goes to C, the orange to where the apple began, the apple to where the orange began; between these moves the hand is back at
 home when a frame is taken. Speeds and pauses are drawn for each segment, places anew for each move. A grasp that failed is tried again.
 
+It knows what was so EVERY actions ago. One who imitates it looks that often, so that it never does what could not have been seen yet: if
+it let go of the air the moment a fruit slips, an imitator would learn to let go now and then.
+
 As people do, it aims roughly first and exactly on the way down. Were the hand always right above a fruit before it goes down, one who
 imitates it would learn to go straight down from wherever it is, and never to put right what it missed.
 """
@@ -10,6 +13,7 @@ imitates it would learn to go straight down from wherever it is, and never to pu
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
@@ -25,9 +29,11 @@ ROUGH, ROUGHEST = 0.025, 0.05
 """How far beside the goal the hand comes before it goes down, in metres: the spread along x and along y, and the most."""
 AHEAD = (1.2, 1.7)
 """On the way down the hand is over its goal so much sooner than it is down: fingers come down beside a fruit, not on it."""
-SPEED, SLOW = 0.19, 0.13
+SPEED, SLOW = 0.21, 0.14
 """Mean metres a second, from place to place and down to the table."""
 FASTER, SLOWER = 1.3, 0.7
+CLOSING = 8
+"""Actions until fingers are closed."""
 NEAR = 0.002
 """How exactly the hand is home when a frame is taken: where it came from should not show."""
 MOVE_STEPS = 165
@@ -78,12 +84,17 @@ class Expert:
         self.finished: int | None = None
         self.regrasps = 0
         self._rng = np.random.default_rng((3, seed))
+        self._known: deque[tuple[list[list[float]], int | None]] = deque(
+            maxlen=EVERY + 1
+        )  # where fruits are and which is held, oldest first
+        self._closed = 0
         self._target = list(HOME)
         self._moves_left = MOVES
         self._script = self._swap()
 
     def act(self) -> NDArray[np.float32]:
         """The next action (7,). After the last move it rests at home."""
+        self._known.append(([list(place) for place in self.env.body.fruits], self.env.body.held))
         next(self._script, None)
         return np.clip(self._target, LOW, HIGH).astype(np.float32)
 
@@ -101,25 +112,30 @@ class Expert:
         """A fruit from slot to slot, from and to the height HOVER."""
 
         def above() -> Point:
-            x, y, _ = self.env.body.fruits[fruit]
+            x, y, _ = self._known[0][0][fruit]
             return centre(come) if self.blind else (x, y)
 
+        def lost() -> bool:
+            return not self.blind and self.env.time - self._closed >= EVERY and self._known[0][1] != fruit
+
+        # As wide as fruits begin, or one near the edge would be known not to have been moved.
+        margin = 0.0 if self.blind else self.env.spread
+        x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(go))
         while True:
             yield from self._go(self._beside(above), SPEED)
             yield from self._pause()
             yield from self._go(lambda: _pose(above(), GRASP), SLOW, ahead=self._rng.uniform(*AHEAD))
             yield from self._stay(3)
-            taken = above()
-            yield from self._close(fruit)
-            yield from self._go(lambda: _pose(taken, HOVER, 0.0), SLOW, lambda: not self.blind and self.env.body.held is None)  # noqa: B023
-            if self.blind or self.env.body.held == fruit:
+            taken = self._target[0], self._target[1]
+            self._target[6] = 0.0
+            yield from self._stay(CLOSING)
+            self._closed = self.env.time
+            yield from self._go(lambda: _pose(taken, HOVER, 0.0), SLOW)  # noqa: B023
+            yield from self._go(self._beside(lambda: (x, y), 0.0), SPEED, lost)
+            if not lost():
                 break
             self.regrasps += 1
             self._target[6] = MAX_OPENING
-        # As wide as fruits begin, or one near the edge would be known not to have been moved.
-        margin = 0.0 if self.blind else self.env.spread
-        x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(go))
-        yield from self._go(self._beside(lambda: (x, y), 0.0), SPEED)
         yield from self._pause()
         yield from self._go(lambda: _pose((x, y), GRASP + 0.003, 0.0), SLOW, ahead=self._rng.uniform(*AHEAD))
         yield from self._stay(3)
@@ -145,15 +161,6 @@ class Expert:
             self._target[:6] = [a + share * (b - a) for share, a, b in zip(shares, begin, goal()[:6], strict=False)]
             yield
             if until():
-                return
-
-    def _close(self, fruit: int) -> Steps:
-        self._target[6] = 0.0
-        firm = 0
-        for _ in range(12):
-            yield
-            firm = firm + 1 if self.env.body.held == fruit else 0
-            if firm >= 4 and not self.blind:
                 return
 
     def _stay(self, steps: int) -> Steps:
