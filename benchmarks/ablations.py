@@ -196,7 +196,7 @@ def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]
         shown = LATE
         for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
             ax.plot([str(level) for level in rows], [row.get(score, math.nan) for row in rows.values()], color=COLOURS[0], marker="o")
-            ax.set(title=score, xlabel="level of what was generated, of 1,000")
+            ax.set(title=score, xlabel="level of what was generated, of 1,000", ylim=(0, None))
     return {"stabilization": rows}
 
 
