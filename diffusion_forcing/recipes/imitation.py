@@ -20,7 +20,7 @@ TRAIN = TrainConfig(
 def swap() -> Experiment:
     """An arm swaps two fruits by way of a third plate, seen by two cameras: a GRU with memory, an hour on two cores."""
     task = Imitation(
-        Swapping(), chunk=15, components=64, eye_steps=1500, state=False, moments=41, offsets=3, mirror=True, acting=ActOptions(noise=0.5)
+        Swapping(), chunk=15, components=64, eye_steps=1500, state=False, moments=41, offsets=3, mirror=True, acting=ActOptions(noise=0.3)
     )
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
