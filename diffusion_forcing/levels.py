@@ -14,6 +14,7 @@ of the batch follows one of them, equally often.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -73,11 +74,15 @@ def continued(shape: tuple[int, int], levels: int, generator: Generator | None =
     return Levels(torch.where(torch.arange(t) < end, low, k))
 
 
-def remembered(shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4) -> Levels:
+def remembered(
+    shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4, period: int = 1
+) -> Levels:  # fmt: skip
     """Each token uniform in {0..K}, given a past that in a third of the sequences is clean, in a third has a little noise, up to `most` K,
     each token its own, and in a third is clean but for tokens that are doubted, from none to all, each at any level.
 
     Every token of a sequence then learns what sampling asks of it: to be denoised after a past that is known, but for what is doubted.
+    period: tokens of a moment, where moments have parts: some that are seen, and the last that is done. In half of the doubted sequences it
+    is then `lapses` that are doubted.
     """
     b = shape[0]
     kind = torch.randint(0, 3, (b, 1), generator=generator)
@@ -85,7 +90,34 @@ def remembered(shape: tuple[int, int], levels: int, generator: Generator | None 
     doubted = torch.rand(shape, generator=generator) < torch.rand(b, 1, generator=generator)
     doubt = torch.where(doubted, independent(shape, levels, generator).k, 0)
     past = torch.where(kind == 1, low, torch.where(kind == 2, doubt, 0))
-    return Levels(independent(shape, levels, generator).k, past)
+    k = independent(shape, levels, generator).k
+    if period > 1:
+        lapsing = (kind == 2) & (torch.rand(b, 1, generator=generator) < 0.5)
+        past = torch.where(lapsing, lapses(shape, levels, period, generator), past)
+    return Levels(k, past)
+
+
+def lapses(shape: tuple[int, int], levels: int, period: int, generator: Generator | None = None, longest: int = 6) -> Tensor:
+    """(b, t), levels of sequences whose moments of `period` tokens are not always seen: 0, but for stretches of up to `longest` moments.
+
+    A sequence has stretches of one length, which begin at any moment, seldom or often. They take in some of the parts that are seen, each
+    as likely as not, and at least one; the last part of a moment is what was done, which is known. In half of the sequences they are at K,
+    as if there had been nothing to see, in the others at one level: what a covered camera or a doubtful one asks for.
+    """
+    b, t = shape
+    moments = -(-t // period)
+    length = torch.randint(1, longest + 1, (b, 1), generator=generator)
+    begins = torch.rand(b, moments, generator=generator) * length < torch.rand(b, 1, generator=generator)
+    # A moment is within a stretch if one began there or up to `length` - 1 moments before: counted by sums over all before.
+    count = torch.cat([torch.zeros(b, longest), begins.cumsum(1)], dim=1)
+    at = longest + torch.arange(moments)
+    lapsed = count.gather(1, at.expand(b, -1)) > count.gather(1, at - length)
+    seen = period - 1
+    parts = torch.rand(b, seen, generator=generator) < 0.5
+    parts |= torch.arange(seen) == torch.randint(0, seen, (b, 1), generator=generator)
+    parts = torch.cat([parts, torch.zeros(b, 1, dtype=torch.bool)], dim=1)
+    level = torch.where(torch.rand(b, 1, generator=generator) < 0.5, levels, torch.randint(0, levels + 1, (b, 1), generator=generator))
+    return torch.where((lapsed[:, :, None] & parts[:, None]).flatten(1)[:, :t], level, 0)
 
 
 def extended(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
@@ -127,10 +159,11 @@ def mixture(*draws: Draw) -> Draw:
     return mixed
 
 
-def by_name(names: str) -> Draw:
-    """The draw called `names`: one of DRAWS, or several joined by a plus."""
+def by_name(names: str, period: int = 1) -> Draw:
+    """The draw called `names`: one of DRAWS, or several joined by a plus. period: tokens of a moment, for draws that ask (`remembered`)."""
     parts = [part.strip() for part in names.split("+")]
     for part in parts:
         if part not in DRAWS:
             raise ValueError(f"unknown draw of levels {part!r}; choose from {', '.join(DRAWS)}, or join several with a plus")
-    return DRAWS[parts[0]] if len(parts) == 1 else mixture(*(DRAWS[part] for part in parts))
+    draws = {**DRAWS, "remembered": partial(remembered, period=period)}
+    return draws[parts[0]] if len(parts) == 1 else mixture(*(draws[part] for part in parts))

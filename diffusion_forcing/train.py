@@ -179,7 +179,7 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
     """Noise, levels, levels of the past and kept conditions for a whole batch of windows."""
     size = len(windows)
     length = data.length_of(windows)
-    k, past = levels.by_name(config.draw)((size, length), top, generator)
+    k, past = levels.by_name(config.draw, getattr(data, "parts", 1))((size, length), top, generator)
     noise = torch.randn(size, length, *data.event, generator=generator)
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:

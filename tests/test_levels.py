@@ -5,7 +5,7 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
-from diffusion_forcing.levels import DRAWS, by_name, continued, extended, remembered
+from diffusion_forcing.levels import DRAWS, by_name, continued, extended, lapses, remembered
 
 K = 10
 MANY = (20_000, 5)
@@ -213,3 +213,34 @@ def test_names_join_with_a_plus():
 def test_an_unknown_name_is_refused_with_the_known_ones(name):
     with pytest.raises(ValueError, match="independent, shared, teacher_forced, staircase"):
         by_name(name)
+
+
+def test_lapses_are_stretches_of_what_is_seen_and_never_of_what_was_done():
+    levels, period, moments = 100, 3, 40
+    k = lapses((4000, moments * period), levels, period, seeded(0)).view(-1, moments, period)
+    assert (k[:, :, -1] == 0).all()
+    lapsed = k > 0
+    parts = lapsed.any(1)  # which parts of a sequence have any
+    assert ((lapsed == parts[:, None]) | ~lapsed.any(2, keepdim=True)).all()  # those of a sequence lapse together
+    whole = lapsed.any(2)
+    assert 0.3 < whole.float().mean() < 0.6
+    # Stretches, not single moments: where one is, the next one is too more often than it is anywhere.
+    assert whole[:, 1:][whole[:, :-1]].float().mean() > 0.7
+    highest = k.amax((1, 2))
+    assert ((k == 0) | (k == highest[:, None, None])).all()  # one level a sequence
+    assert 0.4 < (highest[whole.any(1)] == levels).float().mean() < 0.6
+
+
+def test_a_remembered_past_lapses_where_moments_have_parts():
+    levels = 100
+    k, past = by_name("remembered", 3)((3000, 30), levels, seeded(0))
+    plain = by_name("remembered")((3000, 30), levels, seeded(0))
+    assert torch.equal(k, plain.k)  # only some of the doubted pasts differ
+    differs = (past != plain.past).any(1)
+    assert 0.12 < differs.float().mean() < 0.2
+    assert (past[differs].view(-1, 10, 3)[:, :, -1] == 0).all()
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 7])
+def test_lapses_fit_windows_that_end_within_a_moment(t):
+    assert lapses((5, t), 10, 3, seeded(0)).shape == (5, t)
