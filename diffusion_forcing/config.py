@@ -22,7 +22,7 @@ from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
 from .smoothing import Smoother
 from .tasks import TASKS, Task
-from .weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
+from .weighting import WEIGHTS, FusedSNR, MinSNR, OnX0, Uniform, Weight
 
 T = TypeVar("T")
 
@@ -108,8 +108,8 @@ class ModelConfig:
     """K, the level of pure noise."""
     parameterization: Parameterization = "v"
     """What the network predicts."""
-    weight: Literal["uniform", "min_snr", "fused_snr"] = "uniform"
-    """Loss weight of a token."""
+    weight: Literal["uniform", "x0", "min_snr", "fused_snr"] = "uniform"
+    """Loss weight of a token: uniform on what the network predicts, uniform on x0, or by the signal-to-noise ratio."""
     snr_clip: float = 5.0
     """Of min_snr and fused_snr: signal-to-noise ratios above this count the same."""
     snr_decay: float = 0.9
@@ -153,6 +153,7 @@ class ModelConfig:
             backbone = self.backbone.build(shape[0], cond, self.levels)
         weights: dict[str, Weight] = {
             "uniform": Uniform(),
+            "x0": OnX0(),
             "min_snr": MinSNR(self.snr_clip),
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack or int(getattr(codec, "stack", 1))),
         }
@@ -197,6 +198,9 @@ class TrainConfig:
     """Share of sequences whose first token, or as many as the data call their context, is given: clean, whatever level was drawn."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
+    init: str | None = None
+    """Begin with the weights of a run (its folder) or of a shipped model (its name) instead of from nothing: fine-tuning. Tokens are
+    then encoded as that model was taught them."""
     seed: int = 0
     validate_every: int = 200
     """Steps between validations."""

@@ -72,15 +72,10 @@ class ImitationAgent:
     @classmethod
     def from_pretrained(cls, path: str | Path, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
         """From a run, a model's folder, or the name of a shipped model. options: None for those of the run, if it is one."""
-        from .run import SHIPPED, shipped
+        from .run import model_folder
 
-        folder = Path(path)
-        if str(path) in shipped() and not folder.exists():
-            folder = SHIPPED / str(path)
-        inner = folder / "model"
-        if not inner.is_dir():
-            return agent_for(DiffusionForcing.from_pretrained(folder), options, seed)
-        return agent_for(DiffusionForcing.from_pretrained(inner), options or _acting_of(folder), seed)
+        folder = model_folder(path)
+        return agent_for(DiffusionForcing.from_pretrained(folder), options or _acting_of(folder.parent), seed)
 
     def reset(self, n: int = 1) -> None:
         """Begin anew, with n robots."""

@@ -20,7 +20,7 @@ from .data.pictures import to_bytes
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
 from .sampling import Past, grow, preferred
-from .tasks.video import Folder, Video, encoded
+from .tasks.video import Folder, Video, compile_next, encoded
 
 if TYPE_CHECKING:
     from .model import DiffusionForcing
@@ -72,6 +72,8 @@ class Player:
         self.past = Past(model, None)
         self.past.add(tokens, self._cond(acted), 0)
         self.event = tuple(tokens.shape[2:])
+        if task.sampling.compile:
+            compile_next(model)
 
     def _cond(self, actions: NDArray[np.float32]) -> torch.Tensor:
         return self.task.conditions(actions)[None].to(self.model.device)

@@ -112,6 +112,14 @@ def shipped() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
+def model_folder(name: str | Path) -> Path:
+    """The folder of a model: of a run, of a shipped model by its name, or the folder itself."""
+    folder = Path(name)
+    if str(name) in shipped() and not folder.exists():
+        folder = SHIPPED / str(name)
+    return folder / "model" if (folder / "model").is_dir() else folder
+
+
 def load_shipped(name: str, runs: Path = Path("runs")) -> tuple[Experiment, DiffusionForcing, Path]:
     """A shipped model's experiment and weights, and a folder under runs/ for what is measured of it."""
     if name not in shipped():

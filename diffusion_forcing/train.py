@@ -27,7 +27,7 @@ from .distributed import World, check_device, device_kind, shard, spread, world
 from .log import Log
 from .model import DiffusionForcing
 from .pretrained import describe
-from .tasks.base import Source
+from .tasks.base import Source, TaskData
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,11 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data = experiment.task.data()
+        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment.task, config.init)
         torch.manual_seed(config.seed)
         model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
+        if begun is not None:
+            _take_over(model, begun, str(config.init))
         describe(model)  # what cannot be saved at the end should say so at the start
         # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
         average = AveragedModel(model, multi_avg_fn=_average(config.ema))
@@ -137,6 +139,32 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             _fill_from(average.module, folder / "best", here)
         _save_model(average.module, folder / "model", here)
         return Result(status, clock.step, loss, valid_loss, clock.elapsed / 60)
+
+
+def _begun(task: Any, init: str) -> tuple[TaskData, DiffusionForcing]:
+    """The task's data as tokens of a trained model, and that model."""
+    from .run import model_folder
+
+    if not hasattr(task, "data_as"):
+        raise ValueError(f"{type(task).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
+    model = DiffusionForcing.from_pretrained(model_folder(init))
+    if model.codec is None:
+        raise ValueError(
+            f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
+        )
+    return task.data_as(model.codec), model
+
+
+def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> None:
+    """Fill a model that is to be trained with the weights of a trained one."""
+    try:
+        model.load_state_dict(begun.state_dict())
+    except RuntimeError as error:
+        here, there = (getattr(one.backbone, "config", {}) for one in (model, begun))
+        raise ValueError(
+            f"the weights of {init} do not fit this network: it is {type(begun.backbone).__name__} {there}, this one is "
+            f"{type(model.backbone).__name__} {here}; use the same --model options, or train without --train.init"
+        ) from error
 
 
 def _step(

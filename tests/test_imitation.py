@@ -237,6 +237,16 @@ def test_an_agent_that_sees_one_look_is_trained(tmp_path):
     assert np.isfinite([agent.act(look(seed=seed)) for seed in range(3)]).all()
 
 
+def test_training_goes_on_from_another_agents_model_in_its_tokens(tmp_path):
+    training = TrainConfig(steps=2, batch=4, draw="remembered", validate_every=2, log_every=2)
+    train(Experiment(TASK, ModelConfig(SMALL, levels=K), training), tmp_path / "first", quiet=True)
+    on = changed(training, steps=1, lr=1e-12, init=str(tmp_path / "first"))
+    train(Experiment(changed(TASK, whiten=1.0), ModelConfig(SMALL, levels=K), on), tmp_path / "second", quiet=True)
+    first, second = (DiffusionForcing.from_pretrained(tmp_path / run / "model").state_dict() for run in ("first", "second"))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, atol=1e-6, rtol=0)
+
+
 def test_no_mirror_for_demonstrations_of_ones_own():
     with pytest.raises(ValueError, match="mirror=False"):
         Imitation(Recorded(), mirror=True)
@@ -300,9 +310,14 @@ def test_all_demonstrations_held_back_leave_none():
         changed(TASK, world=Given(demonstrations, held=5)).data()
 
 
-def test_an_angle_is_seen_as_cosine_and_sine():
-    seen = Pushing().seen(np.array([[1.0, 2, 3, 4, np.pi / 2]]))
-    np.testing.assert_allclose(seen, [[1, 2, 3, 4, 0, 1]], atol=1e-6)
+def test_an_angle_is_seen_as_cosine_and_sine_and_the_disc_from_the_block():
+    seen = Pushing().seen(np.array([[1.0, 2, 3, 5, np.pi / 2]]))
+    np.testing.assert_allclose(seen, [[1, 2, 3, 5, 0, 1, -3, 2]], atol=1e-6)
+    # Block and disc moved and turned together: the block sees the disc where it was.
+    turn = np.array([[np.cos(0.7), -np.sin(0.7)], [np.sin(0.7), np.cos(0.7)]])
+    disc, block = (turn @ place + [40, 60] for place in (np.array([1.0, 2]), np.array([3.0, 5])))
+    moved = Pushing().seen(np.array([[*disc, *block, np.pi / 2 + 0.7]]))
+    np.testing.assert_allclose(moved[0, 6:], seen[0, 6:], atol=1e-5)
 
 
 # The agent.

@@ -227,7 +227,7 @@ def test_pushing_in_a_mirror_is_pushing():
     np.testing.assert_allclose(world.mirrored(shown).actions[0], seen.actions[0], atol=1e-3)
 
     def replayed(one):
-        raw = [np.concatenate([one.states[0][:, :4], np.arctan2(one.states[0][:, 5:], one.states[0][:, 4:5])], axis=1)]
+        raw = [np.concatenate([one.states[0][:, :4], np.arctan2(one.states[0][:, 5:6], one.states[0][:, 4:5])], axis=1)]
         return replay(Demonstrations(one.actions, raw, fps=10), 0)
 
     (there, covered), (here, wanted) = replayed(shown), replayed(seen)

@@ -49,6 +49,12 @@ def test_every_recipe_trains_saves_loads_and_goes_on_to_the_same_loss(recipe, tm
     assert not differing(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
+def test_a_task_that_makes_its_tokens_anew_cannot_go_on_from_another_model(tmp_path):
+    train(waves(), tmp_path / "first", quiet=True)
+    with pytest.raises(ValueError, match="Waves cannot go on from another model"):
+        train(waves(init=str(tmp_path / "first")), tmp_path / "second", quiet=True)
+
+
 # Going on.
 
 

@@ -11,7 +11,16 @@ from oracles import randomised, seeded
 from small import differing, stop_after, weights
 
 from diffusion_forcing import DiffusionForcing, report
-from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, SpaceTimeConfig, load_experiment, replace, save_experiment
+from diffusion_forcing.config import (
+    ConvRNNConfig,
+    Experiment,
+    ModelConfig,
+    SpaceTimeConfig,
+    TrainConfig,
+    load_experiment,
+    replace,
+    save_experiment,
+)  # fmt: skip
 from diffusion_forcing.data.clips import prepare_clips
 from diffusion_forcing.data.pictures import Patches, Pixels
 from diffusion_forcing.envs.labyrinth import Labyrinth
@@ -19,7 +28,7 @@ from diffusion_forcing.perception import Perception
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.video import VIDEO
 from diffusion_forcing.tasks import video_pictures
-from diffusion_forcing.tasks.video import Folder, RollOut, Video
+from diffusion_forcing.tasks.video import ASTRAY, Folder, RollOut, Video
 from diffusion_forcing.tasks.video_pictures import draw_curves, film_of, judge
 from diffusion_forcing.train import train
 from diffusion_forcing.video_scores import SCORES, Curve, psnr
@@ -527,7 +536,9 @@ def test_evaluate_says_and_draws_what_it_measured(context, model, tmp_path):
     assert all(np.isfinite(value) for value in evaluation.metrics.values())
     (table,) = evaluation.tables
     assert table.title == f"2 roll-outs of 8 frames after {2 * context}, 2 steps a token"
-    assert [*(row[0] for row in table.rows), "codec PSNR"] == list(evaluation.metrics)
+    own = [name for name in evaluation.metrics if not name.startswith(ASTRAY)]
+    assert [*(row[0] for row in table.rows), "codec PSNR"] == own
+    assert table.columns == ("", "this run", ASTRAY)
     assert list(evaluation.figures) == ["beginning.png", "rollout.png", "codec.png", "rollouts.mp4"]
     assert all(is_png(tmp_path / name) for name in evaluation.figures if name.endswith("png"))
 
@@ -575,13 +586,72 @@ def test_runs_are_judged_side_by_side_on_the_same_clips(model, tmp_path, monkeyp
     monkeypatch.setattr(Video, "generate", spy)
     evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told, others={"one": (single, model_for(single))})
     alone = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
-    assert {name: value for name, value in evaluation.metrics.items() if ": " not in name} == alone.metrics
-    assert {name for name in evaluation.metrics if ": " in name} == {f"one: {name}" for name in alone.metrics if name != "codec PSNR"}
+    assert {name: value for name, value in evaluation.metrics.items() if not name.startswith("one: ")} == alone.metrics
+    plain = {name for name in alone.metrics if ": " not in name and name != "codec PSNR"}
+    assert {name for name in evaluation.metrics if name.startswith("one: ")} == {f"one: {name}" for name in plain}
     (table,) = evaluation.tables
-    assert table.columns == ("", "this run", "one")
+    assert table.columns == ("", "this run", "one", ASTRAY)
     assert table.rows[0][1] != table.rows[0][2]
     assert asked[1].sampling == RollOut(steps=2, context=4, stabilization=3)
     assert (asked[1].stack, asked[1].length) == (1, 8)
+
+
+def test_the_world_itself_is_led_by_actions_meant_for_elsewhere():
+    """Other places than those of the clips, each under a clip's actions: what a model that knew the world perfectly would show."""
+    strayed = TASK._led_astray(3, 2, told)
+    truth, actions = TASK.judged_by(3, 10)
+    assert strayed.shape == truth.shape
+    assert (strayed != truth).any(axis=(1, 2, 3, 4)).all()
+    someone = WORLD.enter(int(np.random.SeedSequence([2_000_002]).generate_state(3, np.uint32)[1]))
+    np.testing.assert_array_equal(strayed[1], np.stack([someone.step(action) for action in actions[1]]))
+    assert changed(TASK, told=False)._led_astray(3, 2, told) is None
+    assert changed(TASK, world=Folder(px=16))._led_astray(3, 2, told) is None
+
+
+def test_a_compiled_pass_gives_the_same_frames(model, real, monkeypatch):
+    """Compiled without a compiler, so that the test is quick: what is compiled, once, and what is then called."""
+    compiled = []
+
+    def compile_(function, **options):
+        compiled.append(function)
+        return lambda *arguments: function(*arguments)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    fresh = model_for(TASK)
+    frames, actions = real
+    options = {"generator": None, "context": frames[:, :2], "actions": actions}
+    plain, quick = (
+        np.concatenate(
+            list(TASK.roll_out(fresh, 6, **{**options, "generator": seeded(0)}, sampling=RollOut(steps=2, compile=compile))), axis=1
+        )
+        for compile in (False, True)
+    )
+    list(TASK.roll_out(fresh, 2, frames[:, :2], actions, sampling=RollOut(steps=2, compile=True)))
+    assert compiled == [fresh.backbone._next]
+    np.testing.assert_array_equal(plain, quick)
+
+
+def test_a_backbone_that_has_nothing_to_compile_says_so(real):
+    gru = model_for(TASK, ConvRNNConfig(latent=4, channels=8, scales=(1,), blocks=1))
+    with pytest.raises(ValueError, match="only SpaceTime has a pass over single tokens to compile"):
+        list(TASK.roll_out(gru, 2, real[0][:, :2], real[1], sampling=RollOut(steps=2, compile=True)))
+
+
+def test_training_goes_on_from_another_model_in_its_tokens(tmp_path):
+    """On other clips, whose own principal directions would be others."""
+    config = ModelConfig(BACKBONE, levels=100)
+    training = TrainConfig(steps=2, batch=2, validate_every=2, log_every=2)
+    train(Experiment(TASK, config, training), tmp_path / "first", quiet=True)
+    other = changed(TASK, data_seed=5, clips=4)
+    still = TrainConfig(steps=1, batch=2, validate_every=2, log_every=2, lr=1e-12, init=str(tmp_path / "first"))
+    train(Experiment(other, config, still), tmp_path / "second", quiet=True)
+    first, second = (weights(tmp_path / run) for run in ("first", "second"))
+    assert not torch.equal(other.data().codec.basis, first["codec.basis"])
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, atol=1e-6, rtol=0)
+    wide = Experiment(other, ModelConfig(changed(BACKBONE, hidden=16), levels=100), still)
+    with pytest.raises(ValueError, match=r"do not fit this network.*without --train.init"):
+        train(wide, tmp_path / "wide", quiet=True)
 
 
 def test_runs_that_cannot_be_judged_from_the_same_frames_say_so(model, tmp_path):

@@ -6,6 +6,7 @@ third as far as the window goes. Nothing is normalised over time or over the bat
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -78,11 +79,12 @@ class SpaceTime(nn.Module):
         self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width)) for one in windows)
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
+        self._quick: Callable[[Tensor, Tensor, Tensor, Ready], Tensor] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
         """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token (None if `Ready`)."""
         if isinstance(state, Ready):
-            return self._next(x, k, cond, state), None
+            return (self._next if self._quick is None else self._quick)(x, k, cond, state), None
         state = self.start(x) if state is None else Memory(*state)
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
         hidden, level = self.embed(x, k, cond, past_x, past_k)
@@ -91,6 +93,11 @@ class SpaceTime(nn.Module):
             hidden, kept = block(hidden, level, cache)
             caches.append(kept)
         return self.predict(hidden), Memory(x[:, -1:], k[:, -1:], tuple(caches))
+
+    def compile_next(self) -> None:
+        """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has."""
+        if self._quick is None:
+            self._quick = torch.compile(self._next, dynamic=False)
 
     def start(self, x: Tensor) -> Memory:
         """Before the first token: nothing, written as noise that was never drawn."""

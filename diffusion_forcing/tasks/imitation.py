@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ..checks import check_options
 from ..data.eyes import as_floats, prepare_eye
@@ -100,6 +100,10 @@ class Imitation:
 
     def data(self) -> TaskData:
         return _data(self)
+
+    def data_as(self, codec: nn.Module) -> TaskData:
+        """As data, in the tokens of a model that was trained before."""
+        return _prepared(self, codec)
 
     @property
     def default_samples(self) -> int:
@@ -237,6 +241,10 @@ class MomentWindows(Windows):
 
 @functools.lru_cache(maxsize=2)
 def _data(task: Imitation) -> TaskData:
+    return _prepared(task)
+
+
+def _prepared(task: Imitation, codec: nn.Module | None = None) -> TaskData:
     from ..log import progress_bar
 
     with progress_bar() as progress:
@@ -246,10 +254,12 @@ def _data(task: Imitation) -> TaskData:
             raise ValueError(
                 f"{len(demonstrations)} demonstrations, of which {task.world.held} are kept to judge by, leave none to train on"
             )
-        return _read(task, demonstrations, last, progress)
+        return _read(task, demonstrations, last, progress, codec)
 
 
-def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: Progress) -> TaskData:
+def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: Progress, known: Any = None) -> TaskData:
+    """known: the codec of a model that was trained before; None: one is fitted."""
+
     def cut(demonstrations: Demonstrations, offsets: int) -> list[Moments]:
         return [
             moments_of(demonstrations, i, task.chunk, offset, task.state)
@@ -263,17 +273,11 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         learned = learned.joined(task.world.mirrored(learned))
     train, valid = cut(learned, task.offsets), cut(kept_back, 1)
     if task.joint:
-        planes = Planes.fit([as_tensors(one) for one in train])
+        planes = known or Planes.fit([as_tensors(one) for one in train])
         whole, held = ([planes.encode(as_batch(one))[0] for one in cuts] for cuts in (train, valid))
         # A token is what is seen and the actions that led to it: those after the last look are in one more.
         return TaskData(MomentWindows(whole, task.moments + 1), MomentWindows(held, task.moments + 1), planes)
-    keep = dict.fromkeys(learned.images, task.components)
-    eyes = {
-        name: prepare_eye(np.concatenate(learned.images[name]), task.components, task.eye_steps, progress=_said_of(progress, name))
-        for name in learned.images
-        if task.eye_steps
-    }
-    codec = Parts.fit([as_tensors(one) for one in train], keep, task.whiten, eyes=eyes)
+    codec = known or _fitted(task, learned, train, progress)
     parts = len(codec.names)
 
     def windows(cuts: list[Moments]) -> Windows:
@@ -290,6 +294,17 @@ def _read(task: Imitation, demonstrations: Demonstrations, last: int, progress: 
         return MomentWindows(tokens, task.moments * parts, parts=parts, conditions=kinds)
 
     return TaskData(windows(train), windows(valid), codec)
+
+
+def _fitted(task: Imitation, learned: Demonstrations, train: list[Moments], progress: Progress) -> Parts:
+    """How moments become tokens, with eyes that are trained first where the task asks for them."""
+    keep = dict.fromkeys(learned.images, task.components)
+    eyes = {
+        name: prepare_eye(np.concatenate(learned.images[name]), task.components, task.eye_steps, progress=_said_of(progress, name))
+        for name in learned.images
+        if task.eye_steps
+    }
+    return Parts.fit([as_tensors(one) for one in train], keep, task.whiten, eyes=eyes)
 
 
 def _said_of(progress: Progress, name: str) -> Progress:

@@ -45,13 +45,19 @@ class Pushing:
         return dataclasses.replace(read, states=[self.seen(states) for states in read.states])
 
     def seen(self, states: NDArray[Any]) -> NDArray[np.float32]:
-        """(n, 6): disc and block, and the block's angle as cosine and sine, from states (n, 5)."""
-        return np.concatenate([states[:, :4], np.cos(states[:, 4:]), np.sin(states[:, 4:])], axis=1, dtype=np.float32)
+        """(n, 8), from states (n, 5): disc and block, the block's angle as cosine and sine, and where the disc is as the block sees it.
+
+        The last two follow from the others, but not by sums: which side of the T a disc is at, and how near, is what pushing is about.
+        """
+        disc, block, angle = states[:, :2], states[:, 2:4], states[:, 4]
+        return _with_contact(np.concatenate([disc, block, np.cos(angle)[:, None], np.sin(angle)[:, None]], axis=1))
 
     def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
         """Demonstrations as this world has them, in a mirror along the axis of the outlined T: the task is the same there."""
         turned = [SIDE - actions[:, ::-1] for actions in demonstrations.actions]
-        seen = [np.concatenate([SIDE - states[:, [1, 0, 3, 2]], states[:, [5, 4]]], axis=1) for states in demonstrations.states]
+        seen = [
+            _with_contact(np.concatenate([SIDE - states[:, [1, 0, 3, 2]], states[:, [5, 4]]], axis=1)) for states in demonstrations.states
+        ]
         return dataclasses.replace(demonstrations, actions=turned, states=seen)
 
     def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
@@ -91,6 +97,13 @@ class Pushing:
         figures["scores.png"] = "Best coverage of each episode."
         _draw_scores(world.max_coverage, folder / "scores.png")
         return Evaluation(metrics, (table,), figures)
+
+
+def _with_contact(placed: NDArray[Any]) -> NDArray[np.float32]:
+    """(n, 8) from (n, 6), disc, block and the block's cosine and sine: with the disc's place in the frame of the block."""
+    (dx, dy), cos, sin = (placed[:, :2] - placed[:, 2:4]).T, placed[:, 4], placed[:, 5]
+    own = np.stack([cos * dx + sin * dy, cos * dy - sin * dx], axis=1)
+    return np.concatenate([placed, own], axis=1, dtype=np.float32)
 
 
 def _draw_scores(coverage: NDArray[np.float64], file: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
+from ..backbones.space_time import SpaceTime
 from ..checks import check_divides, check_options
 from ..data.clip_windows import ClipWindows
 from ..data.pictures import Patches, Pixels, floats, to_bytes
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 FIT = 200  # clips that the codec is fitted to
-SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002}
+SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002, "astray": 2_000_002}
+ASTRAY = "real, led so"
+"""What figures and curves call the world itself, led by actions that were meant for another place: what a perfect model would show."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class RollOut:
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    compile: bool = False
+    """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then sooner by
+    half. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler."""
     between: int = 0
     """Of `dforce sample`: so many tokens between the context and as many tokens that really came after, instead of a roll-out."""
 
@@ -147,6 +153,13 @@ class Video:
     def data(self) -> TaskData:
         return _data(self)
 
+    def data_as(self, codec: nn.Module) -> TaskData:
+        """As data, in the tokens of a model that was trained before."""
+        from ..log import progress_bar
+
+        with progress_bar() as progress:
+            return _read(self, progress, codec)
+
     def conditions(self, actions: NDArray[np.float32]) -> Tensor:
         """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told."""
         t = len(actions) // self.stack
@@ -184,6 +197,8 @@ class Video:
         None: from nothing. actions: (b, c + length, a), c as many frames as fill tokens. batch: how many, where neither says.
         """
         sampling = sampling or self.sampling
+        if sampling.compile:
+            compile_next(model)
         if context is not None and context.shape[1] == 1:
             context = np.repeat(context, self.stack, axis=1)
         tokens, codec = -(-length // self.stack), model.codec
@@ -317,6 +332,12 @@ class Video:
             metrics.update({f"{name}: {score}" if name else score: value for score, value in scores.items()})
             if found:
                 curves[name or "this run"] = found
+        if (strayed := self._led_astray(samples, context, progress)) is not None:
+            scores, found = judge(strayed, truth[:, :context], real, context, self.stack, self.tokens * self.stack, progress)
+            columns.append(scores)
+            metrics.update({f"{ASTRAY}: {score}": value for score, value in scores.items()})
+            if found:
+                curves[ASTRAY] = found
         files = self._show(folder, made, truth, context)
         metrics["codec PSNR"] = self._show_codec(model, real[:4, :16], folder)
         files["codec.png"] = f"Real frames, and below each what is left of it in a token: {metrics['codec PSNR']:.1f} dB."
@@ -325,12 +346,31 @@ class Video:
         if curves:
             draw_curves(curves["this run"], folder / "over_time.png", self.tokens * self.stack - context, curves)
             files["over_time.png"] = (
-                "Over the roll-out, windows of 16 frames; grey: real against real. The dotted line ends a window of training."
+                "Over the roll-out, windows of 16 frames; grey: real against real. The dotted line ends a window of training. "
+                f"{ASTRAY}: the world itself under these actions, which were meant for another place than is imagined."
             )
-        rows = tuple((score, *(f"{column[score]:.4g}" for column in columns)) for score in columns[0])
+        rows = tuple((score, *(f"{column[score]:.4g}" if score in column else "" for column in columns)) for score in columns[0])
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
-        heads = ("", *(name or ("this run" if len(runs) > 1 else "figure") for name in runs))
-        return Evaluation(metrics, (Table(title, heads, rows),), files)
+        heads = ["", *(name or ("this run" if len(columns) > 1 else "figure") for name in runs), ASTRAY][: 1 + len(columns)]
+        return Evaluation(metrics, (Table(title, tuple(heads), rows),), files)
+
+    def _led_astray(self, samples: int, context: int, progress: Progress) -> Frames | None:
+        """Frames (n, context + length, px, px, 3) of places never trained on, under the actions that lead the roll-outs.
+
+        These were meant for the clips that roll-outs go on from. A model imagines other corners than were really there, and is then led
+        into walls; so is the world itself here, elsewhere. None where there are no actions, or no world to ask.
+        """
+        if isinstance(self.world, Folder) or not self.told:
+            return None
+        _, actions = self.judged_by(samples, context + self.length)
+        strayed = np.empty((samples, context + self.length, self.world.px, self.world.px, 3), np.uint8)
+        seeds = np.random.SeedSequence([3 * self.data_seed + SEEDS["astray"]]).generate_state(samples, np.uint32)
+        for i, seed in enumerate(seeds):
+            someone = self.world.enter(int(seed))
+            for t, action in enumerate(actions[i]):
+                strayed[i, t] = someone.step(action)
+            progress("real, led so", i + 1, samples)
+        return strayed
 
     def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> float:
         """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR."""
@@ -416,6 +456,16 @@ def _from_everywhere(of: int, number: int) -> list[int]:
     return [(2 * i + 1) * of // (2 * number) for i in range(number)]
 
 
+def compile_next(model: DiffusionForcing) -> None:
+    """Let a model's backbone compile its pass over a single token, if it knows how."""
+    if not isinstance(model.backbone, SpaceTime):
+        raise ValueError(
+            f"only SpaceTime has a pass over single tokens to compile, and this model's backbone is {type(model.backbone).__name__}; "
+            "leave out --task.sampling.compile"
+        )
+    model.backbone.compile_next()
+
+
 def encoded(model: DiffusionForcing, frames: Frames) -> Tensor:
     """Frames (b, t * stack, px, px, 3) as tokens, where the model is."""
     tokens: Tensor = model.codec.encode(floats(frames).to(model.device))  # type: ignore[union-attr, operator]
@@ -438,7 +488,7 @@ def _data(task: Video) -> TaskData:
         return _read(task, progress)
 
 
-def _read(task: Video, progress: Progress) -> TaskData:
+def _read(task: Video, progress: Progress, codec: nn.Module | None = None) -> TaskData:
     train = task.clips_of("train", progress)
     learned, valid, judged = list(range(len(train.starts))), train, []
     if isinstance(task.world, Folder):
@@ -456,7 +506,7 @@ def _read(task: Video, progress: Progress) -> TaskData:
     else:
         valid = task.clips_of("valid", progress)
         judged = list(range(len(valid.starts)))
-    codec = task.codec(train, learned)
+    codec = task.codec(train, learned) if codec is None else codec
 
     def windows(clips: ClipSet, which: list[int]) -> ClipWindows:
         return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions)
