@@ -62,7 +62,7 @@ class EvalOptions:
     pretrained: bool = False
     """Take the shipped model of that name; what is measured goes to runs/NAME-pretrained."""
     against: tuple[Path, ...] = ()
-    """Other runs to measure beside it, such as baselines, in the same tables and figures (video only)."""
+    """Other runs to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
     json: Path | None = None
     """Also write the metrics to this file."""
     device: str = "cpu"

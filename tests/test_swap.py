@@ -352,6 +352,30 @@ def test_moves_begin_and_end_at_home_on_a_frame(kind, real, twin):
         assert (episode.actions <= np.array(HIGH, np.float32)).all()
 
 
+def test_an_expert_goes_by_what_it_knew_while_looks_deceive(twin):
+    """Where fruits are moved meanwhile, it acts as if they had not been; and until it has seen anything it stays at home."""
+
+    def acted(believed, moved=None):
+        begin(twin, 3)
+        expert, actions = Expert(twin, 3, believed=believed), []
+        for step in range(75):
+            if moved is not None and step >= 30:
+                twin.body.fruits[0][:2] = moved
+            actions.append(expert.act())
+            twin.step_many(actions[-1][None], look=False)
+        return np.stack(actions)
+
+    plain, trusting = acted(lambda _: True), acted(lambda look: look < 9)
+    np.testing.assert_array_equal(plain, trusting)
+    elsewhere = (centre(0)[0] + 0.04, centre(0)[1] - 0.04)
+    doubting = lambda look: look < 2  # noqa: E731
+    np.testing.assert_array_equal(acted(doubting), acted(doubting, elsewhere))
+    assert (acted(lambda _: True, elsewhere) != plain).any()
+    late = acted(lambda look: look >= 2)
+    assert (late[: 2 * EVERY] == np.array(HOME, np.float32)).all()
+    assert (late[-1] != np.array(HOME, np.float32)).any()
+
+
 def test_the_expert_swaps_and_the_blind_and_the_dreamer_fail(twin):
     """Aiming at centres, or replaying what would have been right had nothing been disturbed, should not do."""
     calm = SwapEnv(px=16, body="twin", nudge=0, slip=0)

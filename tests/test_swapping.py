@@ -17,6 +17,7 @@ from diffusion_forcing.envs.swap_expert import Expert
 from diffusion_forcing.imitation import ActOptions, ImitationAgent
 from diffusion_forcing.tasks import swapping
 from diffusion_forcing.tasks.imitation import Imitation
+from diffusion_forcing.tasks.pushing import Pushing
 from diffusion_forcing.tasks.swapping import Swapping, wilson
 
 K = 50
@@ -125,10 +126,10 @@ def test_levels_say_what_deceives_and_only_if_told(model, tmp_path):
 
 
 def test_every_trial_has_its_row(model, tmp_path):
-    evaluation = changed(TASK, world=changed(WORLD, trials=("clean", "dropped", "imagine", "blind"))).evaluate(
+    evaluation = changed(TASK, world=changed(WORLD, trials=("clean", "dropped", "imagine", "blind", "expert"))).evaluate(
         model, tmp_path, samples=2, seed=0, progress=told
     )
-    names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind"]
+    names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind", "dropped, ignored by the expert"]
     (table,) = evaluation.tables
     assert [row[0] for row in table.rows] == [*names, "to decide for 2 at once"]
     assert {len(row) for row in table.rows} == {len(table.columns)}
@@ -136,6 +137,25 @@ def test_every_trial_has_its_row(model, tmp_path):
     assert evaluation.metrics["milliseconds a chunk"] > 0
     assert "codec.png" in evaluation.figures
     assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
+
+
+def test_runs_are_tried_side_by_side_in_the_same_episodes(model, tmp_path):
+    """Another run acts its own way, and what does not depend on a model is tried once."""
+    task = changed(TASK, world=changed(WORLD, trials=("clean", "dropped", "blind")))
+    forgetful = changed(TASK, acting=ActOptions(steps=2, memory=1))
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told, others={"forgetful": (forgetful, model)})
+    alone = forgetful.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
+    (table,) = evaluation.tables
+    assert table.columns[-1] == "forgetful"
+    cells = {row[0]: row[-1] for row in table.rows}
+    assert cells["blind"] == ""
+    assert cells["clean"].endswith("%")
+    assert evaluation.metrics["forgetful: clean"] == alone.metrics["clean"]
+    assert "forgetful: blind" not in evaluation.metrics
+    assert (tmp_path / "forgetful" / "codec.png").exists()
+    assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
+    with pytest.raises(ValueError, match=r"pusher was trained in another world \(Pushing\); compare like with like"):
+        task.evaluate(model, tmp_path, samples=1, seed=0, progress=told, others={"pusher": (changed(TASK, world=Pushing()), model)})
 
 
 @pytest.mark.parametrize("chunk", [5, 30])

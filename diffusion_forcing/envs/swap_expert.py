@@ -77,10 +77,14 @@ def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True,
 
 
 class Expert:
-    """Acts in `env` from its reset on. blind: aims at slots' centres, whatever happens. `finished`: when it was home for good, or None."""
+    """Acts in `env` from its reset on. `finished`: when it was home for good, or None.
 
-    def __init__(self, env: SwapEnv, seed: int = 0, blind: bool = False) -> None:
-        self.env, self.blind = env, blind
+    blind: aims at slots' centres, whatever happens. believed: of each look, by its number, whether it may be believed; while it may not,
+    the expert goes by what it knew before, and until the first that may it stays at home.
+    """
+
+    def __init__(self, env: SwapEnv, seed: int = 0, blind: bool = False, believed: Callable[[int], bool] = lambda _: True) -> None:
+        self.env, self.blind, self.believed = env, blind, believed
         self.finished: int | None = None
         self.regrasps = 0
         self._rng = np.random.default_rng((3, seed))
@@ -94,8 +98,12 @@ class Expert:
 
     def act(self) -> NDArray[np.float32]:
         """The next action (7,). After the last move it rests at home."""
-        self._known.append(([list(place) for place in self.env.body.fruits], self.env.body.held))
-        next(self._script, None)
+        if self.believed(self.env.time // EVERY):
+            self._known.append(([list(place) for place in self.env.body.fruits], self.env.body.held))
+        elif self._known:
+            self._known.append(self._known[-1])
+        if self._known:
+            next(self._script, None)
         return np.clip(self._target, LOW, HIGH).astype(np.float32)
 
     def _swap(self) -> Steps:

@@ -51,6 +51,9 @@ class Recorded:
     def __post_init__(self) -> None:
         check_options(self, "px", "held")
 
+    def beside(self) -> Recorded:
+        return self
+
     def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
         from ..data.lerobot import read_lerobot
 
@@ -109,7 +112,24 @@ class Imitation:
     def default_samples(self) -> int:
         return self.world.held if isinstance(self.world, Recorded) else 50
 
-    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+    def evaluate(
+        self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,
+        others: dict[str, tuple[Imitation, DiffusionForcing]] | None = None,
+    ) -> Evaluation:  # fmt: skip
+        """others: tasks and models by name to measure beside this one, each acting its own way, in the same episodes of this one's world.
+        Their metrics are called `NAME: ...`."""
+        evaluation = self._evaluate(model, folder, samples, seed, progress)
+        for name, (task, other) in (others or {}).items():
+            if type(task.world) is not type(self.world):
+                raise ValueError(f"{name} was trained in another world ({type(task.world).__name__}); compare like with like")
+            beside = folder / name.replace("/", "_")
+            beside.mkdir(parents=True, exist_ok=True)
+            judged = dataclasses.replace(task, world=self.world.beside())
+            found = judged._evaluate(other, beside, samples, seed, _said_of(progress, name))
+            evaluation = _side_by_side(evaluation, found, name, beside.name)
+        return evaluation
+
+    def _evaluate(self, model: DiffusionForcing, folder: Path, samples: int, seed: int, progress: Progress) -> Evaluation:
         agent = agent_for(model, self.acting, seed)
         shown: Demonstrations | None = None
         if isinstance(self.world, Recorded):
@@ -197,6 +217,18 @@ class Imitation:
     def _kept_back(self, progress: Progress) -> Demonstrations:
         demonstrations = self.world.demonstrations(self.chunk, progress)
         return demonstrations.subset(slice(max(0, len(demonstrations) - self.world.held), None))
+
+
+def _side_by_side(one: Evaluation, other: Evaluation, name: str, folder: str) -> Evaluation:
+    """With another run's metrics, its figures from a folder of its own, and a column with the first figure of each row of its table."""
+    (table,), (its,) = one.tables, other.tables
+    values = {row[0]: row[1] for row in its.rows}
+    rows = tuple((*row, values.get(row[0], "")) for row in table.rows)
+    return Evaluation(
+        {**one.metrics, **{f"{name}: {key}": value for key, value in other.metrics.items()}},
+        (Table(table.title, (*table.columns, name), rows),),
+        {**one.figures, **{f"{folder}/{file}": f"{name}: {caption}" for file, caption in other.figures.items()}},
+    )
 
 
 def moments_of(demonstrations: Demonstrations, i: int, chunk: int, offset: int = 0, state: bool = True) -> Moments:

@@ -38,6 +38,9 @@ class Pushing:
     def __post_init__(self) -> None:
         check_options(self, "held")
 
+    def beside(self) -> Pushing:
+        return self
+
     def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
         from ..data.demonstrations import read_pusht
 

@@ -29,8 +29,10 @@ AT_ONCE = 10
 FILMED = 6
 MIRROR = (1, -1, 1, -1, 1, -1, 1)
 """What a mirror between left and right makes of an action or a pose: y is turned round, and rotations about x and z."""
-Trial = Literal["clean", "distractors", "occluded", "dropped", "imagine", "blind"]
+Trial = Literal["clean", "distractors", "occluded", "dropped", "imagine", "blind", "expert"]
 DECEITS = ("distractors", "occluded", "dropped")
+WHOLE = ("distractors", "dropped")
+"""Deceits that take in all cameras: who ignores such a look has seen nothing."""
 
 
 class Tried(NamedTuple):
@@ -56,9 +58,10 @@ class Swapping:
     """Of the demonstrations."""
     held: int = 10
     """How many demonstrations, the last ones, are kept to validate on."""
-    trials: tuple[Trial, ...] = ("clean", "distractors", "occluded", "dropped", "imagine", "blind")
-    """What is tried: clean looks; three ways to deceive, told and not told; and two controls that must fail: to see the first frame only
-    and imagine the rest, and a script that aims at the plates' middles."""
+    trials: tuple[Trial, ...] = ("clean", "distractors", "occluded", "dropped", "imagine", "blind", "expert")
+    """What is tried: clean looks; three ways to deceive, told and not told; two controls that must fail: to see the first frame only and
+    imagine the rest, and a script that aims at the plates' middles; and expert: how far the demonstrator itself comes, who never fails
+    otherwise, if it goes by what it knew before wherever all cameras deceive."""
     doubt: float = 0.6
     """Of a picture with things that do not belong, told: its level, as a share of K. What is covered or dropped is ignored."""
 
@@ -66,6 +69,10 @@ class Swapping:
         check_options(self, "px", "number", "held")
         if not 0 <= self.doubt <= 1:
             raise ValueError(f"doubt is a share of K, 0 to 1; got {self.doubt}")
+
+    def beside(self) -> Swapping:
+        """The same for another run that is measured in the same episodes: what does not depend on the model is not tried again."""
+        return dataclasses.replace(self, trials=tuple(trial for trial in self.trials if trial not in ("blind", "expert")))
 
     def check_chunk(self, chunk: int) -> None:
         """Raise unless an episode is whole chunks, each of which ends with a look of the demonstrations."""
@@ -122,7 +129,12 @@ class Swapping:
         rows, figures = [], {}
         for name, trial, told in self._named_trials():
             here = _renamed(progress, f"episodes ({name})")
-            tried = self._blind(samples, seed, here) if trial == "blind" else self._trial(agent, trial, told, samples, seed, here)
+            if trial == "blind":
+                tried = self._scripted(samples, seed, here)
+            elif trial == "expert":
+                tried = self._scripted(samples, seed, here, deceit=name.split(", ")[0])
+            else:
+                tried = self._trial(agent, trial, told, samples, seed, here)
             low, high = wilson(int(tried.success.sum()), samples)
             metrics[name] = float(tried.success.mean())
             parts = [float((tried.moves >= number).mean()) for number in (1, 2)]
@@ -147,6 +159,8 @@ class Swapping:
         for trial in self.trials:
             if trial in DECEITS:
                 found += [(f"{trial}, told", trial, True), (f"{trial}, not told", trial, False)]
+            elif trial == "expert":
+                found += [(f"{deceit}, ignored by the expert", trial, True) for deceit in WHOLE if deceit in self.trials]
             else:
                 found.append((trial, trial, True))
         return found
@@ -199,9 +213,10 @@ class Swapping:
                 env.close()
         return Tried(np.array(success), np.array(moves), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
 
-    def _blind(self, samples: int, seed: int, progress: Progress) -> Tried:
-        """The script that made the demonstrations, aiming at the plates' middles."""
-        from ..envs.swap import SwapEnv
+    def _scripted(self, samples: int, seed: int, progress: Progress, deceit: str | None = None) -> Tried:
+        """The script that made the demonstrations: aiming at the plates' middles, or knowing nothing new while looks deceive."""
+        from ..envs.corrupt import Corruption
+        from ..envs.swap import CAMERAS, EVERY, SwapEnv
         from ..envs.swap_expert import Expert
 
         env: SwapEnv = SwapEnv(self.px, self.body)
@@ -209,7 +224,11 @@ class Swapping:
         for done in range(samples):
             number = APART * seed + done
             env.reset(seed=number, options={"look": False})
-            expert = Expert(env, number, blind=True)
+            if deceit is None:
+                expert = Expert(env, number, blind=True)
+            else:
+                deceived = Corruption(deceit, STEPS // EVERY + 1, CAMERAS, number).when  # type: ignore[arg-type]
+                expert = Expert(env, number, believed=lambda look, deceived=deceived: not deceived[look])  # type: ignore[misc]
             while not env.step_many(expert.act()[None], look=False)[3]:
                 pass
             success.append(env.success)

@@ -1,0 +1,75 @@
+"""What a robot gains from more denoising steps: success and time of a chunk, one figure.
+
+python benchmarks/steps.py runs/swap                        a trained run in its world, 50 episodes for each number of steps
+python benchmarks/steps.py swap --episodes 20               the shipped model
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from diffusion_forcing.imitation import agent_for
+from diffusion_forcing.log import progress_bar
+from diffusion_forcing.report import COLOURS, figure
+from diffusion_forcing.run import SHIPPED, load_run, shipped
+from diffusion_forcing.tasks.imitation import Imitation
+from diffusion_forcing.tasks.swapping import Swapping, wilson
+
+
+@dataclass(frozen=True)
+class Options:
+    """Try a swap model with several numbers of denoising steps, in the same episodes."""
+
+    run: tyro.conf.Positional[Path]
+    """A run's folder, or the name of a shipped model."""
+    steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
+    """Denoising steps of a chunk of actions."""
+    episodes: int = 50
+    """For each of these."""
+    seed: int = 0
+    """Of the episodes."""
+    out: Path = Path("runs/steps.png")
+    """The figure."""
+
+
+def main(options: Options) -> None:
+    name = str(options.run)
+    experiment, model = load_run(SHIPPED / name if name in shipped() else options.run)
+    task = experiment.task
+    if not isinstance(task, Imitation) or not isinstance(task.world, Swapping):
+        raise ValueError(f"{name} is no run of the swap, whose episodes succeed or fail")
+    world = replace(task.world, trials=("clean",))
+    rows = []
+    with progress_bar() as progress:
+        for steps in options.steps:
+            agent = agent_for(model, replace(task.acting, steps=steps), options.seed)
+            tried = world.try_out(agent, _films(options.out), samples=options.episodes, seed=options.seed, progress=progress).metrics
+            rows.append((steps, tried["clean"], tried["milliseconds a chunk"]))
+            print(f"{steps:3d} steps: {tried['clean']:.0%} of {options.episodes}, {rows[-1][2]:.0f} ms a chunk", flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with figure(options.out, 6, 3) as fig:
+        ax = fig.subplots()
+        at, success, spent = zip(*rows, strict=True)
+        low, high = zip(*(wilson(round(share * options.episodes), options.episodes) for share in success), strict=True)
+        below, above = np.subtract(success, low), np.subtract(high, success)
+        ax.errorbar(at, success, [below, above], color=COLOURS[0], marker="o", capsize=3)
+        ax.set(xlabel="denoising steps a chunk", ylabel="success", xscale="log", ylim=(0, 1))
+        ax.set_xticks(at, [str(one) for one in at], minor=False)
+        ax.minorticks_off()
+        for x, y, ms in zip(at, success, spent, strict=True):
+            ax.annotate(f"{ms:.0f} ms", (x, y), xytext=(4, -12), textcoords="offset points", fontsize=8)
+        ax.set_title(f"{options.episodes} episodes each, 95 % intervals; milliseconds to decide for ten robots at once", fontsize=9)
+
+
+def _films(out: Path) -> Path:
+    folder = out.parent / "steps-films"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
