@@ -55,14 +55,14 @@ def main(options: Options) -> None:
         ax = fig.subplots()
         at, success, spent = zip(*rows, strict=True)
         low, high = zip(*(wilson(round(share * options.episodes), options.episodes) for share in success), strict=True)
-        below, above = np.subtract(success, low), np.subtract(high, success)
+        below, above = np.maximum(0, np.subtract(success, low)), np.maximum(0, np.subtract(high, success))
         ax.errorbar(at, success, [below, above], color=COLOURS[0], marker="o", capsize=3)
         ax.set(xlabel="denoising steps a chunk", ylabel="success", xscale="log", ylim=(0, 1))
         ax.set_xticks(at, [str(one) for one in at], minor=False)
         ax.minorticks_off()
         for x, y, ms in zip(at, success, spent, strict=True):
             ax.annotate(f"{ms:.0f} ms", (x, y), xytext=(4, -12), textcoords="offset points", fontsize=8)
-        ax.set_title(f"{options.episodes} episodes each, 95 % intervals; milliseconds to decide for ten robots at once", fontsize=9)
+        ax.set_title(f"{options.episodes} episodes each, 95 % intervals; milliseconds to decide for up to ten robots at once", fontsize=9)
 
 
 def _films(out: Path) -> Path:

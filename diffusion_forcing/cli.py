@@ -24,7 +24,7 @@ from .log import progress_bar
 from .model import DiffusionForcing
 from .recipes import RECIPES, resolve
 from .report import write_report
-from .run import load_run, load_shipped, open_run, save_evaluation, shipped
+from .run import load_run, load_shipped, model_folder, open_run, save_evaluation, shipped
 from .tasks import Table, Task
 from .train import Diverged, check, train
 
@@ -62,7 +62,7 @@ class EvalOptions:
     pretrained: bool = False
     """Take the shipped model of that name; what is measured goes to runs/NAME-pretrained."""
     against: tuple[Path, ...] = ()
-    """Other runs to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
+    """Other runs or shipped models to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
     json: Path | None = None
     """Also write the metrics to this file."""
     device: str = "cpu"
@@ -159,6 +159,8 @@ def train_recipe(words: list[str]) -> int:
     folder = parsed.runs / run_name
     main_process = os.environ.get("RANK", "0") == "0"
     check(experiment.train)
+    if experiment.train.init is not None and parsed.fresh and model_folder(experiment.train.init).resolve().parent == folder.resolve():
+        raise ValueError(f"--fresh sets {folder} aside, from which --train.init is to begin; train under another name (--name NAME)")
     if main_process:
         open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=parsed.fresh)
         steps = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
@@ -209,7 +211,7 @@ def _others(runs: tuple[Path, ...], task: Task, device: str = "cpu") -> dict[str
         raise ValueError(f"{type(task).__name__} is measured one run at a time; leave out --against")
     found: dict[str, tuple[Task, DiffusionForcing]] = {}
     for path in runs:
-        experiment, model = load_run(path)
+        experiment, model = load_shipped(str(path))[:2] if str(path) in shipped() and not path.exists() else load_run(path)
         if type(experiment.task) is not type(task):
             raise ValueError(
                 f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"

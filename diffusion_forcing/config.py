@@ -22,7 +22,7 @@ from .parameterization import Parameterization
 from .schedule import CURVES, LEVELS, NoiseSchedule
 from .smoothing import Smoother
 from .tasks import TASKS, Task
-from .weighting import WEIGHTS, FusedSNR, MinSNR, OnX0, Uniform, Weight
+from .weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
 
 T = TypeVar("T")
 
@@ -108,8 +108,8 @@ class ModelConfig:
     """K, the level of pure noise."""
     parameterization: Parameterization = "v"
     """What the network predicts."""
-    weight: Literal["uniform", "x0", "min_snr", "fused_snr"] = "uniform"
-    """Loss weight of a token: uniform on what the network predicts, uniform on x0, or by the signal-to-noise ratio."""
+    weight: Literal["uniform", "min_snr", "fused_snr"] = "uniform"
+    """Loss weight of a token."""
     snr_clip: float = 5.0
     """Of min_snr and fused_snr: signal-to-noise ratios above this count the same."""
     snr_decay: float = 0.9
@@ -153,7 +153,6 @@ class ModelConfig:
             backbone = self.backbone.build(shape[0], cond, self.levels)
         weights: dict[str, Weight] = {
             "uniform": Uniform(),
-            "x0": OnX0(),
             "min_snr": MinSNR(self.snr_clip),
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack or int(getattr(codec, "stack", 1))),
         }

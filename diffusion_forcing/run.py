@@ -21,10 +21,25 @@ from .recipes import resolve
 from .tasks import TASKS, Evaluation
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
-# A run may go on with another budget or on another machine; anything else would be another experiment.
+# A run may go on with another budget, on another machine or to be judged otherwise; anything else would be another experiment.
 MAY_CHANGE = {
-    f"train.{name}"
-    for name in ("steps", "minutes", "keep", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
+    *(
+        f"train.{name}"
+        for name in (
+            "steps",
+            "minutes",
+            "keep",
+            "patience",
+            "validate_every",
+            "checkpoint_every",
+            "log_every",
+            "device",
+            "threads",
+            "wandb",
+        )
+    ),
+    "task.world.trials",
+    "task.world.doubt",
 }
 
 

@@ -58,7 +58,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment.task, config.init)
+        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment.task, config.init, folder, here)
         torch.manual_seed(config.seed)
         model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
         if begun is not None:
@@ -141,30 +141,38 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         return Result(status, clock.step, loss, valid_loss, clock.elapsed / 60)
 
 
-def _begun(task: Any, init: str) -> tuple[TaskData, DiffusionForcing]:
-    """The task's data as tokens of a trained model, and that model."""
+def _begun(task: Any, init: str, folder: Path, here: World) -> tuple[TaskData, DiffusionForcing]:
+    """The task's data as tokens of a trained model, and that model, of which the run keeps a copy: it must go on as it began."""
     from .run import model_folder
 
     if not hasattr(task, "data_as"):
         raise ValueError(f"{type(task).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
-    model = DiffusionForcing.from_pretrained(model_folder(init))
+    kept = folder / "init"
+    model = DiffusionForcing.from_pretrained(kept if kept.exists() else model_folder(init))
     if model.codec is None:
         raise ValueError(
             f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
         )
-    return task.data_as(model.codec), model
+    data = task.data_as(model.codec)
+    here.barrier()  # all have read it
+    if here.main and not kept.exists():
+        model.save_pretrained(kept)
+    here.barrier()
+    return data, model
 
 
 def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> None:
-    """Fill a model that is to be trained with the weights of a trained one."""
-    try:
-        model.load_state_dict(begun.state_dict())
-    except RuntimeError as error:
-        here, there = (getattr(one.backbone, "config", {}) for one in (model, begun))
-        raise ValueError(
-            f"the weights of {init} do not fit this network: it is {type(begun.backbone).__name__} {there}, this one is "
-            f"{type(model.backbone).__name__} {here}; use the same --model options, or train without --train.init"
-        ) from error
+    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make."""
+    wanted, found = describe(model), describe(begun)
+    for name in ("backbone", "levels", "parameterization", "variance"):
+        if wanted[name] != found[name]:
+            raise ValueError(
+                f"the weights of {init} do not fit this model: {name} is {found[name]} there and {wanted[name]} here; use the same --model "
+                "options and a task that tells as much, or train without --train.init"
+            )
+    if not torch.equal(model.schedule.alpha_table.cpu(), begun.schedule.alpha_table):
+        raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
+    model.load_state_dict(begun.state_dict())
 
 
 def _step(

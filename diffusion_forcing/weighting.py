@@ -37,15 +37,6 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class OnX0:
-    """Weight 1 on the error of x0, whatever the network predicts: noisy tokens, of which the past must tell, count as much as others."""
-
-    def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization) -> Tensor:
-        snr = schedule.snr(k)
-        return from_x0_weight(torch.ones_like(snr), snr, parameterization)
-
-
-@dataclass(frozen=True)
 class MinSNR:
     """min(snr, clip) / clip on the error of x0 (Hang et al. 2023), normalised to [0, 1]."""
 
@@ -90,12 +81,7 @@ class FusedSNR:
         return from_x0_weight(torch.stack(fused, dim=1), schedule.snr(k), parameterization)
 
 
-WEIGHTS: dict[str, type[Uniform] | type[OnX0] | type[MinSNR] | type[FusedSNR]] = {
-    "uniform": Uniform,
-    "x0": OnX0,
-    "min_snr": MinSNR,
-    "fused_snr": FusedSNR,
-}
+WEIGHTS = {"uniform": Uniform, "min_snr": MinSNR, "fused_snr": FusedSNR}
 
 
 def from_x0_weight(weight: Tensor, snr: Tensor, parameterization: Parameterization) -> Tensor:

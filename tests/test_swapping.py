@@ -129,7 +129,8 @@ def test_every_trial_has_its_row(model, tmp_path):
     evaluation = changed(TASK, world=changed(WORLD, trials=("clean", "dropped", "imagine", "blind", "expert"))).evaluate(
         model, tmp_path, samples=2, seed=0, progress=told
     )
-    names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind", "dropped, ignored by the expert"]
+    names = ["clean", "dropped, told", "dropped, not told", "imagine", "blind"]
+    names += ["distractors, ignored by the expert", "dropped, ignored by the expert"]
     (table,) = evaluation.tables
     assert [row[0] for row in table.rows] == [*names, "to decide for 2 at once"]
     assert {len(row) for row in table.rows} == {len(table.columns)}

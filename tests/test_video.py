@@ -1,5 +1,7 @@
 """Video: clips that become tokens with their actions, roll-outs frame by frame, and what is said and drawn of them."""
 
+import copy
+import shutil
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace as changed
@@ -28,8 +30,8 @@ from diffusion_forcing.perception import Perception
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.video import VIDEO
 from diffusion_forcing.tasks import video_pictures
-from diffusion_forcing.tasks.video import ASTRAY, Folder, RollOut, Video
-from diffusion_forcing.tasks.video_pictures import draw_curves, film_of, judge
+from diffusion_forcing.tasks.video import Folder, RollOut, Video
+from diffusion_forcing.tasks.video_pictures import ASTRAY, draw_curves, film_of, judge
 from diffusion_forcing.train import train
 from diffusion_forcing.video_scores import SCORES, Curve, psnr
 
@@ -629,6 +631,10 @@ def test_a_compiled_pass_gives_the_same_frames(model, real, monkeypatch):
     list(TASK.roll_out(fresh, 2, frames[:, :2], actions, sampling=RollOut(steps=2, compile=True)))
     assert compiled == [fresh.backbone._next]
     np.testing.assert_array_equal(plain, quick)
+    twin = copy.deepcopy(fresh)  # has weights of its own, which what was compiled does not know of
+    torch.nn.init.zeros_(twin.backbone.leave.weight)
+    other = list(TASK.roll_out(twin, 2, frames[:, :2], actions, generator=seeded(0), sampling=RollOut(steps=2)))
+    assert (other[0] != plain[:, :2]).any()
 
 
 def test_a_backbone_that_has_nothing_to_compile_says_so(real):
@@ -649,9 +655,43 @@ def test_training_goes_on_from_another_model_in_its_tokens(tmp_path):
     assert not torch.equal(other.data().codec.basis, first["codec.basis"])
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, atol=1e-6, rtol=0)
-    wide = Experiment(other, ModelConfig(changed(BACKBONE, hidden=16), levels=100), still)
-    with pytest.raises(ValueError, match=r"do not fit this network.*without --train.init"):
-        train(wide, tmp_path / "wide", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (ModelConfig(changed(BACKBONE, hidden=16), levels=100), "do not fit this model: backbone is .* without --train.init"),
+        (ModelConfig(BACKBONE, levels=100, parameterization="x0"), "do not fit this model: parameterization is v there and x0 here"),
+        (ModelConfig(BACKBONE, levels=100, schedule="sigmoid"), "trained on another noise schedule; use the same --model.schedule"),
+    ],
+    ids=["width", "target", "schedule"],
+)
+def test_weights_of_another_make_are_refused(model, words, tmp_path):
+    training = TrainConfig(steps=1, batch=2, validate_every=2, log_every=2)
+    train(Experiment(TASK, ModelConfig(BACKBONE, levels=100), training), tmp_path / "first", quiet=True)
+    with pytest.raises(ValueError, match=words):
+        train(Experiment(TASK, model, changed(training, init=str(tmp_path / "first"))), tmp_path / "second", quiet=True)
+
+
+def test_tokens_of_another_kind_cannot_be_gone_on_from():
+    with pytest.raises(ValueError, match="that model's tokens are Patches of 2 frames; this task's are Pixels of 2"):
+        changed(TASK, patch=0).data_as(TASK.data().codec)
+    with pytest.raises(ValueError, match="that model's tokens are Patches of 2 frames; this task's are Patches of 4"):
+        changed(TASK, stack=4).data_as(TASK.data().codec)
+
+
+def test_what_began_with_another_model_goes_on_without_it(tmp_path, monkeypatch):
+    """Stopped, the other model gone, and resumed: as if never stopped."""
+    config = ModelConfig(BACKBONE, levels=100)
+    train(Experiment(TASK, config, TrainConfig(steps=1, batch=2, validate_every=2, log_every=2)), tmp_path / "first", quiet=True)
+    other = Experiment(changed(TASK, data_seed=5), config, TrainConfig(steps=4, batch=2, validate_every=2, init=str(tmp_path / "first")))
+    train(other, tmp_path / "whole", quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        train(other, tmp_path / "parts", quiet=True)
+    shutil.rmtree(tmp_path / "first")
+    train(other, tmp_path / "parts", quiet=True)
+    assert not differing(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
 def test_runs_that_cannot_be_judged_from_the_same_frames_say_so(model, tmp_path):

@@ -6,7 +6,7 @@ from oracles import seeded
 
 from diffusion_forcing import FusedSNR, MinSNR, NoiseSchedule, Uniform, cosine
 from diffusion_forcing.parameterization import target, to_prediction
-from diffusion_forcing.weighting import EPS_CAP, WEIGHTS, OnX0
+from diffusion_forcing.weighting import EPS_CAP, WEIGHTS
 
 SCHEDULE = NoiseSchedule(cosine(1000))
 
@@ -87,7 +87,7 @@ def test_the_future_does_not_enter():
     assert torch.equal(FusedSNR()(SCHEDULE, k, "v")[:, :4], FusedSNR()(SCHEDULE, other, "v")[:, :4])
 
 
-@pytest.mark.parametrize("weight", [OnX0(), MinSNR(), MinSNR(1.0), FusedSNR(), FusedSNR(decay=0.5, frame_stack=2)], ids=repr)
+@pytest.mark.parametrize("weight", [MinSNR(), MinSNR(1.0), FusedSNR(), FusedSNR(decay=0.5, frame_stack=2)], ids=repr)
 def test_the_three_parameterizations_share_one_objective(weight):
     """A wrong belief about x0 costs the same whether the network says it as x0, eps or v (where eps is not capped)."""
     k = levels(b=20, t=6)
@@ -110,7 +110,7 @@ def test_eps_is_capped_where_the_past_alone_carries_the_signal():
     assert FusedSNR()(SCHEDULE, k, "v")[0, 1] == pytest.approx(0.1, abs=1e-3)
 
 
-@pytest.mark.parametrize("weight", [Uniform(), OnX0(), MinSNR(), FusedSNR()], ids=repr)
+@pytest.mark.parametrize("weight", [Uniform(), MinSNR(), FusedSNR()], ids=repr)
 @pytest.mark.parametrize("name", ["x0", "eps", "v"])
 def test_level_0_counts_in_x0_only(weight, name):
     """It is recoverable in x0; in eps and v its target is noise that nobody can see."""
@@ -130,7 +130,6 @@ def test_a_decay_that_does_not_decay_is_refused(decay):
 def test_every_weight_has_a_name():
     assert {name: kind() for name, kind in WEIGHTS.items()} == {
         "uniform": Uniform(),
-        "x0": OnX0(),
         "min_snr": MinSNR(),
         "fused_snr": FusedSNR(),
     }

@@ -99,6 +99,10 @@ class SpaceTime(nn.Module):
         if self._quick is None:
             self._quick = torch.compile(self._next, dynamic=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has weights of its own, which what was compiled for this one does not know of."""
+        return {**self.__dict__, "_quick": None}
+
     def start(self, x: Tensor) -> Memory:
         """Before the first token: nothing, written as noise that was never drawn."""
         b, places = len(x), self.height * self.width

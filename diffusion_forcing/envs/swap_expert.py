@@ -79,8 +79,8 @@ def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True,
 class Expert:
     """Acts in `env` from its reset on. `finished`: when it was home for good, or None.
 
-    blind: aims at slots' centres, whatever happens. believed: of each look, by its number, whether it may be believed; while it may not,
-    the expert goes by what it knew before, and until the first that may it stays at home.
+    blind: aims at slots' centres, whatever happens. believed: whether eyes may be believed, by how many actions were done; while they may
+    not, the expert goes by what it knew before, and until they first may it stays at home.
     """
 
     def __init__(self, env: SwapEnv, seed: int = 0, blind: bool = False, believed: Callable[[int], bool] = lambda _: True) -> None:
@@ -98,7 +98,7 @@ class Expert:
 
     def act(self) -> NDArray[np.float32]:
         """The next action (7,). After the last move it rests at home."""
-        if self.believed(self.env.time // EVERY):
+        if self.believed(self.env.time):
             self._known.append(([list(place) for place in self.env.body.fruits], self.env.body.held))
         elif self._known:
             self._known.append(self._known[-1])

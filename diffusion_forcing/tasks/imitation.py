@@ -106,6 +106,9 @@ class Imitation:
 
     def data_as(self, codec: nn.Module) -> TaskData:
         """As data, in the tokens of a model that was trained before."""
+        kind = Planes if self.joint else Parts
+        if not isinstance(codec, kind):
+            raise ValueError(f"that model's tokens are {type(codec).__name__}; this task's are {kind.__name__}")
         return _prepared(self, codec)
 
     @property
@@ -118,10 +121,14 @@ class Imitation:
     ) -> Evaluation:  # fmt: skip
         """others: tasks and models by name to measure beside this one, each acting its own way, in the same episodes of this one's world.
         Their metrics are called `NAME: ...`."""
-        evaluation = self._evaluate(model, folder, samples, seed, progress)
         for name, (task, other) in (others or {}).items():
             if type(task.world) is not type(self.world):
                 raise ValueError(f"{name} was trained in another world ({type(task.world).__name__}); compare like with like")
+            seen, here = (one.codec.shapes if isinstance(one.codec, Parts | Planes) else {} for one in (other, model))
+            if {key: shape for key, shape in seen.items() if key != ACTIONS and here.get(key, shape) != shape}:
+                raise ValueError(f"{name} looks at pictures or states of other sizes: {seen} instead of {here}")
+        evaluation = self._evaluate(model, folder, samples, seed, progress)
+        for name, (task, other) in (others or {}).items():
             beside = folder / name.replace("/", "_")
             beside.mkdir(parents=True, exist_ok=True)
             judged = dataclasses.replace(task, world=self.world.beside())

@@ -132,7 +132,7 @@ class Swapping:
             if trial == "blind":
                 tried = self._scripted(samples, seed, here)
             elif trial == "expert":
-                tried = self._scripted(samples, seed, here, deceit=name.split(", ")[0])
+                tried = self._scripted(samples, seed, here, deceit=name.split(", ")[0], chunk=agent.codec.shapes[ACTIONS][0])
             else:
                 tried = self._trial(agent, trial, told, samples, seed, here)
             low, high = wilson(int(tried.success.sum()), samples)
@@ -160,7 +160,7 @@ class Swapping:
             if trial in DECEITS:
                 found += [(f"{trial}, told", trial, True), (f"{trial}, not told", trial, False)]
             elif trial == "expert":
-                found += [(f"{deceit}, ignored by the expert", trial, True) for deceit in WHOLE if deceit in self.trials]
+                found += [(f"{deceit}, ignored by the expert", trial, True) for deceit in WHOLE]
             else:
                 found.append((trial, trial, True))
         return found
@@ -213,10 +213,10 @@ class Swapping:
                 env.close()
         return Tried(np.array(success), np.array(moves), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
 
-    def _scripted(self, samples: int, seed: int, progress: Progress, deceit: str | None = None) -> Tried:
+    def _scripted(self, samples: int, seed: int, progress: Progress, deceit: str | None = None, chunk: int = 15) -> Tried:
         """The script that made the demonstrations: aiming at the plates' middles, or knowing nothing new while looks deceive."""
         from ..envs.corrupt import Corruption
-        from ..envs.swap import CAMERAS, EVERY, SwapEnv
+        from ..envs.swap import CAMERAS, SwapEnv
         from ..envs.swap_expert import Expert
 
         env: SwapEnv = SwapEnv(self.px, self.body)
@@ -227,8 +227,8 @@ class Swapping:
             if deceit is None:
                 expert = Expert(env, number, blind=True)
             else:
-                deceived = Corruption(deceit, STEPS // EVERY + 1, CAMERAS, number).when  # type: ignore[arg-type]
-                expert = Expert(env, number, believed=lambda look, deceived=deceived: not deceived[look])  # type: ignore[misc]
+                deceived = Corruption(deceit, STEPS // chunk + 1, CAMERAS, number).when  # type: ignore[arg-type]
+                expert = Expert(env, number, believed=lambda time, deceived=deceived: not deceived[time // chunk])  # type: ignore[misc]
             while not env.step_many(expert.act()[None], look=False)[3]:
                 pass
             success.append(env.success)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 Frames = NDArray[np.uint8]
 FIT = 200  # clips that the codec is fitted to
 SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002, "astray": 2_000_002}
-ASTRAY = "real, led so"
-"""What figures and curves call the world itself, led by actions that were meant for another place: what a perfect model would show."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +155,10 @@ class Video:
         """As data, in the tokens of a model that was trained before."""
         from ..log import progress_bar
 
+        kind = Patches if self.patch else Pixels
+        if not isinstance(codec, kind) or codec.stack != self.stack:
+            frames = f" of {codec.stack} frames" if hasattr(codec, "stack") else ""
+            raise ValueError(f"that model's tokens are {type(codec).__name__}{frames}; this task's are {kind.__name__} of {self.stack}")
         with progress_bar() as progress:
             return _read(self, progress, codec)
 
@@ -315,7 +317,7 @@ class Video:
         others: dict[str, tuple[Video, DiffusionForcing]] | None = None,
     ) -> Evaluation:  # fmt: skip
         """others: tasks and models by name to measure beside this one, from the same clips on. Their metrics are called `NAME: ...`."""
-        from .video_pictures import WINDOW, draw_curves, film_of, judge
+        from .video_pictures import ASTRAY, WINDOW, draw_curves, film_of, judge
 
         made, truth, context = self.generate(model, samples, seed, progress)
         # Of clips of one's own in pieces of a window each, so that there are as many as can be.
@@ -369,7 +371,7 @@ class Video:
             someone = self.world.enter(int(seed))
             for t, action in enumerate(actions[i]):
                 strayed[i, t] = someone.step(action)
-            progress("real, led so", i + 1, samples)
+            progress("frames of the world itself", i + 1, samples)
         return strayed
 
     def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> float:

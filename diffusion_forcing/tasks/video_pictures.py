@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 WINDOW = 16
+ASTRAY = "real, led so"
+"""What figures and curves call the world itself, led by actions that were meant for another place: what a perfect model would show."""
 EQUAL = 60.0
 """PSNR in dB of frames that are equal, for which it is infinite: a quarter of a grey level off."""
 
@@ -72,9 +75,10 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
     with figure(file, width=12, height=6) as fig:
         axes = list(fig.subplots(2, 4).flat)
         for ax, name in zip(axes[: len(found)], found, strict=True):
-            for colour, (who, one) in zip(COLOURS, lines.items(), strict=False):
+            for (who, one), own in zip(lines.items(), cycle(COLOURS), strict=False):
                 curve = one[name]
-                ax.plot(curve.start, curve.value, color=colour, marker=".", label=who)
+                colour, style = ("0.2", "--") if who == ASTRAY else (own, "-")
+                ax.plot(curve.start, curve.value, color=colour, ls=style, marker=".", label=who)
                 ax.fill_between(curve.start, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
             curve = found[name]
             ax.axhspan(curve.floor_low, curve.floor_high, color="0.85", zorder=0)
