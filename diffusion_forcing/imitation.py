@@ -41,6 +41,9 @@ class ActOptions:
     That is steadier, but no good where they choose between two ways."""
     memory: int | None = None
     """Forget all but the last so many moments; None: nothing is forgotten."""
+    patient: bool = True
+    """Whether a robot that has not seen anything yet, all looks so far being ignored (level K), stays as it is until it has. Demonstrators
+    saw what they did; without this the agent would guess where to begin."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
@@ -75,7 +78,8 @@ class ImitationAgent:
         from .run import model_folder
 
         folder = model_folder(path)
-        return agent_for(DiffusionForcing.from_pretrained(folder), options or _acting_of(folder.parent), seed)
+        of_run = None if folder == Path(path) else _acting_of(folder.parent)
+        return agent_for(DiffusionForcing.from_pretrained(folder), options or of_run, seed)
 
     def reset(self, n: int = 1) -> None:
         """Begin anew, with n robots."""
@@ -89,6 +93,7 @@ class ImitationAgent:
 
     def _begin(self) -> None:
         self._last = self.codec.start.expand(self.n, -1)
+        self._blind = torch.full((self.n,), self.options.patient)
 
     def _tokens(self, moments: int) -> int:
         """How many tokens a memory of so many moments holds; the actions that led to the first of these are none of it."""
@@ -106,6 +111,7 @@ class ImitationAgent:
         looks = [self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)]
         tokens = torch.cat([self.codec.encode_part(name, look[:, None]) for name, look in zip(self.seen, looks, strict=True)], dim=1)
         self._past.add(self._noised(tokens, levels), self._told(len(self.seen), 1), levels)
+        self._blind = self._blind & (levels == self.model.schedule.levels).all(1)
         return self._decide(doing)
 
     @torch.no_grad()
@@ -121,8 +127,10 @@ class ImitationAgent:
     def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         token, before = self._sample(0), self._last[:, None]
         decided = self.codec.decode_actions(token, before)[:, 0]
+        decided = torch.where(self._blind[:, None, None], before, decided)
         done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))
-        self._past.add(token if doing is None else self.codec.encode_actions(done[:, None], before), self._told(1, 0), 0)
+        own = doing is None and not self._blind.any()
+        self._past.add(token if own else self.codec.encode_actions(done[:, None], before), self._told(1, 0), 0)
         self._last = done[:, -1]
         return decided.numpy()
 

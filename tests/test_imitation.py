@@ -357,6 +357,20 @@ def test_each_robot_has_its_own_doubt(model):
     np.testing.assert_array_equal(one[1], other[1])
 
 
+def test_who_has_seen_nothing_yet_stays_as_it_is(model):
+    """Until a look is believed at all; from then on it acts, also when it is blind again. Each robot by itself."""
+    agent = agent_of(model)
+    rest = np.broadcast_to(model.codec.start.numpy(), (3, len(model.codec.start)))
+    first = agent.act(look(seed=0), np.array([K, 0]))
+    np.testing.assert_allclose(first[0], rest, atol=1e-6)
+    assert (np.abs(first[1] - rest) > 1e-3).any()
+    then = agent.act(look(seed=1), {"front": np.array([K - 1, K]), "hand": K, "state": K})
+    assert (np.abs(then - rest) > 1e-3).any(axis=(1, 2)).all()
+    assert (np.abs(agent.act(look(seed=2), K) - then[:, -1:]) > 1e-3).any(axis=(1, 2)).all()
+    hasty = agent_of(model, patient=False).act(look(seed=0), K)
+    assert (np.abs(hasty - rest) > 1e-3).any(axis=(1, 2)).all()
+
+
 def test_more_doubt_listens_less(model):
     """The farther a look is doubted, the less another one in its place changes what is done."""
 
