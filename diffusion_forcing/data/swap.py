@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .demonstrations import Demonstrations
 
 Told = Callable[[str, int, int], None]
-VERSION = 7
+VERSION = 6
 """Of the world and of its expert; to be raised when demonstrations change."""
 SEEN = 5
 """Actions from one frame to the next. An agent looks every 15: a demonstration is three, each beginning a little later."""

@@ -6,9 +6,8 @@ home when a frame is taken. Speeds and pauses are drawn for each segment, places
 It knows what was so EVERY actions ago. One who imitates it looks that often, so that it never does what could not have been seen yet: if
 it let go of the air the moment a fruit slips, an imitator would learn to let go now and then.
 
-As people do, it aims roughly first, better half-way down, and exactly at last. Were the hand always right above a fruit before it goes
-down, one who imitates it would learn to go straight down from wherever it is, and never to put right what it missed; and one who looks
-every fifteen actions would, in a single way down, have one look to put it right by.
+As people do, it aims roughly first and exactly on the way down. Were the hand always right above a fruit before it goes down, one who
+imitates it would learn to go straight down from wherever it is, and never to put right what it missed.
 """
 
 from __future__ import annotations
@@ -26,13 +25,11 @@ from .swap import CAMERAS, CONTROL_DT, EVERY, HIGH, HOME, LOW, MAX_OPENING, MOVE
 HOVER = 0.15
 """Height of the fingertips above a fruit, before and after they grasp it."""
 GRASP = REST - 0.002
-ROUGH, BETTER = 0.025, 0.010
-"""How far beside a fruit the hand comes before it goes down and half-way, in metres: the spread along x and along y, twice that at most."""
-HALFWAY = 0.085
-"""Height of the fingertips half-way down: over the top of a fruit, which is at 0.064."""
+ROUGH, ROUGHEST = 0.025, 0.05
+"""How far beside the goal the hand comes before it goes down, in metres: the spread along x and along y, and the most."""
 AHEAD = (1.2, 1.7)
 """On the way down the hand is over its goal so much sooner than it is down: fingers come down beside a fruit, not on it."""
-SPEED, SLOW = 0.23, 0.16
+SPEED, SLOW = 0.21, 0.14
 """Mean metres a second, from place to place and down to the table."""
 FASTER, SLOWER = 1.3, 0.7
 CLOSING = 8
@@ -135,8 +132,6 @@ class Expert:
         while True:
             yield from self._go(self._beside(above), SPEED)
             yield from self._pause()
-            yield from self._go(self._beside(above, rough=BETTER, height=HALFWAY), SLOW, ahead=self._rng.uniform(*AHEAD))
-            yield from self._pause()
             yield from self._go(lambda: _pose(above(), GRASP), SLOW, ahead=self._rng.uniform(*AHEAD))
             yield from self._stay(3)
             taken = self._target[0], self._target[1]
@@ -156,12 +151,10 @@ class Expert:
         yield from self._stay(6)
         yield from self._go(lambda: _pose((x, y), HOVER), SLOW)
 
-    def _beside(
-        self, point: Callable[[], Point], opening: float = MAX_OPENING, rough: float = ROUGH, height: float = HOVER
-    ) -> Callable[[], tuple[float, ...]]:
-        """The hand roughly over a point that may move."""
-        dx, dy = (float(d) for d in np.clip(self._rng.normal(0, rough, 2), -2 * rough, 2 * rough))
-        return lambda: _pose((point()[0] + dx, point()[1] + dy), height, opening)
+    def _beside(self, point: Callable[[], Point], opening: float = MAX_OPENING) -> Callable[[], tuple[float, ...]]:
+        """The hand roughly over a point that may move, at the height HOVER."""
+        dx, dy = (float(d) for d in np.clip(self._rng.normal(0, ROUGH, 2), -ROUGHEST, ROUGHEST))
+        return lambda: _pose((point()[0] + dx, point()[1] + dy), HOVER, opening)
 
     def _go(
         self, goal: Callable[[], Sequence[float]], speed: float, until: Callable[[], bool] = lambda: False, ahead: float = 1.0
