@@ -94,6 +94,7 @@ def world(device: str = "auto") -> Iterator[World]:
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), dist.get_world_size(), where)
+        dist.barrier()  # none takes the connections down while another still writes
     finally:
         dist.destroy_process_group()
 

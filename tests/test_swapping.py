@@ -113,7 +113,7 @@ def test_one_who_acts_as_the_expert_succeeds_and_the_film_says_so(model, tmp_pat
 
 
 def test_levels_say_what_deceives_and_only_if_told(model, tmp_path):
-    for trial, level in (("distractors", round(0.6 * K)), ("occluded", K), ("dropped", K)):
+    for trial, level in (("distractors", round(0.35 * K)), ("occluded", K), ("dropped", K)):
         heard = {}
         for informed in (True, False):
             agent = Knowing(model)

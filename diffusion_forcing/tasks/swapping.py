@@ -62,7 +62,7 @@ class Swapping:
     """What is tried: clean looks; three ways to deceive, told and not told; two controls that must fail: to see the first frame only and
     imagine the rest, and a script that aims at the plates' middles; and expert: how far the demonstrator itself comes, who never fails
     otherwise, if it goes by what it knew before wherever all cameras deceive."""
-    doubt: float = 0.6
+    doubt: float = 0.35
     """Of a picture with things that do not belong, told: its level, as a share of K. What is covered or dropped is ignored."""
 
     def __post_init__(self) -> None:

@@ -88,10 +88,12 @@ def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[s
             ax.set_title(name)
             ax.set_xlabel("frame")
         for ax in axes[len(found) :]:
-            ax.axis("off")
+            ax.set_visible(False)
         if len(lines) > 1:  # beside the panels, of which one is left over, so that it hides no curve
             handles, labels = axes[0].get_legend_handles_labels()
             axes[-1].legend(handles, labels, loc="center", frameon=False)
+            axes[-1].set_axis_off()
+            axes[-1].set_visible(True)
 
 
 def film_of(clips: dict[str, Frames], folder: Path, number: int = 3, longest: int = 400) -> str:
