@@ -71,8 +71,8 @@ class RollOut:
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
     compile: bool = False
-    """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then sooner by
-    half. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler."""
+    """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then a
+    little sooner, on a busy machine more so. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler."""
     between: int = 0
     """Of `dforce sample`: so many tokens between the context and as many tokens that really came after, instead of a roll-out."""
 
