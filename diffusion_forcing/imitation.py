@@ -44,6 +44,10 @@ class ActOptions:
     patient: bool = True
     """Whether a robot that has not seen anything yet, all looks so far being ignored (level K), stays as it is until it has. Demonstrators
     saw what they did; without this the agent would guess where to begin."""
+    mend: bool = True
+    """Whether a look that is doubted is first denoised, given all that came before, and then believed: the past becomes one that might have
+    been seen, as most of those in training were. Of what was never seen yet nothing is made up. False: it is remembered as noisy as it is
+    doubted, as in the paper."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
@@ -94,6 +98,7 @@ class ImitationAgent:
     def _begin(self) -> None:
         self._last = self.codec.start.expand(self.n, -1)
         self._blind = torch.full((self.n,), self.options.patient)
+        self._known = torch.zeros(self.n, len(self.seen), dtype=torch.bool)
 
     def _tokens(self, moments: int) -> int:
         """How many tokens a memory of so many moments holds; the actions that led to the first of these are none of it."""
@@ -110,8 +115,18 @@ class ImitationAgent:
         levels = self._levels(level)
         looks = [self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)]
         tokens = torch.cat([self.codec.encode_part(name, look[:, None]) for name, look in zip(self.seen, looks, strict=True)], dim=1)
-        self._past.add(self._noised(tokens, levels), self._told(len(self.seen), 1), levels)
-        self._blind = self._blind & (levels == self.model.schedule.levels).all(1)
+        noised, doubted = self._noised(tokens, levels), (levels > 0) & self._known & self.options.mend
+        if doubted.any():
+            for i in range(len(self.seen)):
+                token, level_i = noised[:, i : i + 1], levels[:, i]
+                if doubted[:, i].any():
+                    token, level_i = self._mended(token, level_i, doubted[:, i], i + 1)
+                self._past.add(token, self._told(1, i + 1), level_i[:, None])
+        else:
+            self._past.add(noised, self._told(len(self.seen), 1), levels)
+        ignored = levels == self.model.schedule.levels
+        self._known |= ~ignored
+        self._blind = self._blind & ignored.all(1)
         return self._decide(doing)
 
     @torch.no_grad()
@@ -136,11 +151,30 @@ class ImitationAgent:
 
     def _sample(self, part: int) -> Tensor:
         """The next token (n, 1, width), which is one of that part."""
-        denoise = self.model.denoiser(self._told(1, part), self._past.state)
         x = torch.randn(self.n, 1, self.codec.width, generator=self.generator) * (1.0 if part else self.options.noise)
-        token = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
+        return self._denoised(x, part, self._matrix)
+
+    def _denoised(self, x: Tensor, part: int, matrix: Tensor) -> Tensor:
+        """The next token, which is one of that part, from x (n, 1, width) at the matrix's first level."""
+        denoise = self.model.denoiser(self._told(1, part), self._past.state)
+        token = sample(denoise, self.model.schedule, x, matrix, eta=self.options.eta, generator=self.generator)
         token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
         return token
+
+    def _mended(self, noised: Tensor, levels: Tensor, doubted: Tensor, part: int) -> tuple[Tensor, Tensor]:
+        """Tokens (n, 1, *event) at levels (n,): where doubted (n,), denoised given the past, then at level 0.
+
+        What is ignored (K) begins as little noise as actions do: it is then near the middle of what might be seen.
+        """
+        top = self.model.schedule.levels
+        tokens, after = noised, torch.where(doubted, 0, levels)
+        for level in levels[doubted].unique().tolist():
+            x = noised * self.options.noise if level == top else noised
+            steps = max(1, round(self.options.steps * level / top))
+            ladder = torch.linspace(0, level, min(steps, level) + 1).round().long()
+            found = self._denoised(x, part, full_sequence(1, ladder))
+            tokens = torch.where(expand((doubted & (levels == level))[:, None], noised), found, tokens)
+        return tokens, after
 
     def _noised(self, tokens: Tensor, levels: Tensor) -> Tensor:
         """Tokens (n, t, *event) at levels (n, t): as they are at 0, and nothing but noise at K."""
@@ -211,6 +245,7 @@ class MomentAgent(ImitationAgent):
     def _begin(self) -> None:
         self._done = torch.zeros(self.n, *self.codec.shapes[ACTIONS])
         self._imagined: Tensor | None = None
+        self._known = torch.zeros(self.n, 1, dtype=torch.bool)
 
     def _tokens(self, moments: int) -> int:
         return moments
@@ -223,8 +258,15 @@ class MomentAgent(ImitationAgent):
                 "this model has one token a moment, so that all that is seen is doubted alike: level is one number for all of it"
             )
         seen = {name: self._look(name, observation.get(name), levels[:, i])[:, None] for i, name in enumerate(self.seen)}
-        token = self.codec.encode({ACTIONS: self._done[:, None], **seen})
-        self._past.add(self._noised(token, levels[:, :1]), None, levels[:, :1])
+        token, level_of = self.codec.encode({ACTIONS: self._done[:, None], **seen}), levels[:, 0]
+        noised, doubted = self._noised(token, levels[:, :1]), (level_of > 0) & self._known[:, 0] & self.options.mend
+        if doubted.any():
+            noised, level_of = self._mended(noised, level_of, doubted, 0)
+            known = noised.clone()
+            known[:, :, -self.codec.chunk :] = token[:, :, -self.codec.chunk :]  # what was done
+            noised = torch.where(expand(doubted[:, None], noised), known, noised)
+        self._past.add(noised, None, level_of[:, None])
+        self._known |= levels[:, :1] < self.model.schedule.levels
         return self._decide(doing)
 
     @torch.no_grad()
@@ -235,11 +277,14 @@ class MomentAgent(ImitationAgent):
         seen = self.codec.decode(self._imagined)
         return self._decide(), {name: seen[name][:, 0].numpy() for name in self.seen}
 
-    def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
+    def _denoised(self, x: Tensor, part: int, matrix: Tensor) -> Tensor:
         denoise = self.model.denoiser(None, self._past.state)
+        return sample(denoise, self.model.schedule, x, matrix, eta=self.options.eta, generator=self.generator)
+
+    def _decide(self, doing: NDArray[Any] | None = None) -> NDArray[np.float32]:
         x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
         x[:, :, -self.codec.chunk :] *= self.options.noise
-        self._imagined = sample(denoise, self.model.schedule, x, self._matrix, eta=self.options.eta, generator=self.generator)
+        self._imagined = self._denoised(x, 0, self._matrix)
         decided = self.codec.decode(self._imagined)[ACTIONS][:, 0]
         self._done = decided if doing is None else torch.as_tensor(np.asarray(doing, dtype=np.float32))
         return decided.numpy()

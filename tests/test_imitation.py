@@ -17,8 +17,10 @@ from diffusion_forcing.data.demonstrations import Demonstrations
 from diffusion_forcing.data.parts import Parts
 from diffusion_forcing.data.planes import Planes
 from diffusion_forcing.imitation import ActOptions, ImitationAgent, MomentAgent, agent_for
+from diffusion_forcing.parameterization import with_x0
 from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.imitation import IMITATION
+from diffusion_forcing.schedule import expand
 from diffusion_forcing.tasks.imitation import Imitation, Recorded, moments_of
 from diffusion_forcing.tasks.pushing import Pushing
 from diffusion_forcing.train import train
@@ -371,6 +373,77 @@ def test_who_has_seen_nothing_yet_stays_as_it_is(model):
     assert (np.abs(hasty - rest) > 1e-3).any(axis=(1, 2)).all()
 
 
+def remembered_by(agent, monkeypatch):
+    """What is added to the agent's past from now on: tokens, and their levels, of one part after another."""
+    added, add = [], agent._past.add
+
+    def noted(x, cond, level):
+        levels = torch.as_tensor(level).expand(x.shape[:2])
+        added.extend((x[:, i], levels[:, i]) for i in range(x.shape[1]))
+        add(x, cond, level)
+
+    monkeypatch.setattr(agent._past, "add", noted)
+    return added
+
+
+def test_a_doubted_look_is_mended_by_what_came_before(model, monkeypatch):
+    """It is remembered as clean, says nothing of what it was if ignored and something if not, and depends on the past."""
+
+    def second(seed, level, before=0):
+        agent = agent_of(model)
+        agent.act(look(seed=before))
+        added = remembered_by(agent, monkeypatch)
+        agent.act(look(seed=seed), {"front": level})
+        assert len(added) == 4  # front, hand, state, actions
+        assert all(not levels.any() for _, levels in added)
+        return [token for token, _ in added]
+
+    front, hand, *_ = second(1, K)
+    assert torch.equal(front, second(2, K)[0])
+    assert not torch.equal(front, second(1, K, before=5)[0])
+    assert not torch.equal(second(1, K // 2)[0], second(2, K // 2)[0])
+    clean = model.codec.encode_part("hand", torch.as_tensor(look(seed=1)["hand"])[:, None])[:, 0]
+    torch.testing.assert_close(hand, clean)  # what is not doubted is as it is seen
+
+
+def test_only_what_was_seen_before_is_mended_and_only_if_asked_for(model, monkeypatch):
+    agent = agent_of(model)
+    added = remembered_by(agent, monkeypatch)
+    agent.act(look(seed=0), {"front": np.array([K, 0])})
+    assert added[0][1].tolist() == [K, 0]
+    del added[:]
+    agent.act(look(seed=1), {"front": K})
+    assert added[0][1].tolist() == [K, 0]  # the first robot has never seen by this camera
+    agent = agent_of(model, mend=False)
+    agent.act(look(seed=0))
+    added = remembered_by(agent, monkeypatch)
+    agent.act(look(seed=1), {"front": K, "hand": 7})
+    assert [levels.tolist() for _, levels in added[:3]] == [[K, K], [7, 7], [0, 0]]
+
+
+def test_mending_finds_what_one_would_have_seen(model, monkeypatch):
+    """With a denoiser that knows the truth the truth is what is remembered, however much of it was hidden, each robot by itself."""
+    agent = agent_of(model)
+    agent.act(look(seed=0))
+    truth = model.codec.encode_part("front", torch.as_tensor(look(seed=3)["front"])[:, None])
+
+    def denoiser(cond, state):
+        def denoise(x, k):
+            alpha, sigma = (expand(part, x) for part in (model.schedule.alpha(k), model.schedule.sigma(k)))
+            return with_x0(truth, x, alpha, sigma)
+
+        return denoise
+
+    added = remembered_by(agent, monkeypatch)
+    monkeypatch.setattr(model, "denoiser", denoiser)
+    for levels in ((K, 4), (50, 50), (1, 0)):
+        del added[:]
+        seen = look(seed=9)
+        seen["front"][1] = look(seed=3)["front"][1]
+        agent.act(seen, {"front": np.array(levels)})
+        torch.testing.assert_close(added[0][0], truth[:, 0], atol=1e-4, rtol=1e-4)
+
+
 def test_more_doubt_listens_less(model):
     """The farther a look is doubted, the less another one in its place changes what is done."""
 
@@ -685,6 +758,28 @@ def test_an_agent_of_whole_moments_remembers_doubts_and_imagines(joint):
     agent.reset(2)
     np.testing.assert_array_equal(agent.act({}, level=K), ignored)
     assert np.isfinite(two).all()
+
+
+def test_an_agent_of_whole_moments_mends_what_it_sees_not_what_it_did(joint, monkeypatch):
+    agent = agent_for(joint, ActOptions(steps=3))
+    agent.reset(2)
+    added = remembered_by(agent, monkeypatch)
+    agent.act({}, level=K)
+    assert added[0][1].tolist() == [K, K]  # nothing was seen yet that might be put back
+    agent.act(pictures_of(look()))
+    done = np.full((2, 3, 2), 0.5)
+    agent.act(pictures_of(look()), doing=done)
+    agent.act(pictures_of(look(seed=1)), level=np.array([K, 0]))
+    token, levels = added[-1]
+    assert levels.tolist() == [0, 0]
+    clean = joint.codec.encode({"actions": torch.as_tensor(done)[:, None].float(), **as_seen(look(seed=1))})[:, 0]
+    torch.testing.assert_close(token[1], clean[1])
+    torch.testing.assert_close(token[0, 6:], clean[0, 6:])
+    assert not torch.allclose(token[0, :6], clean[0, :6])
+
+
+def as_seen(seen):
+    return {name: torch.as_tensor(part)[:, None] for name, part in pictures_of(seen).items()}
 
 
 def test_less_noise_in_whole_moments_is_of_actions_alone(joint, monkeypatch):
