@@ -6,6 +6,8 @@ give the losses of one.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +94,9 @@ def world(device: str = "auto") -> Iterator[World]:
     if where.type == "cuda":
         torch.cuda.set_device(where)
     dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    # DDP and FSDP refer to themselves and keep the group's threads, which abort the process if they let go of a tensor while the
+    # interpreter ends. So what is left of them goes before that.
+    atexit.register(gc.collect)
     try:
         yield World(dist.get_rank(), dist.get_world_size(), where)
         dist.barrier()  # none takes the connections down while another still writes
