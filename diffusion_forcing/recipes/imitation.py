@@ -44,8 +44,8 @@ def imitation() -> Experiment:
 
 def pusht() -> Experiment:
     """Push-T from states, 206 demonstrations by people: --data FILE, the low-dimensional set as an npz; an hour on two cores."""
-    task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, moments=20, mirror=True, acting=ActOptions(steps=10))
-    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), replace(TRAIN, batch=64))
+    task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, moments=20, mirror=True, acting=ActOptions(noise=0.5))
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), replace(TRAIN, batch=32))
 
 
 IMITATION = {"swap": swap, "swap-paper": swap_paper, "imitation": imitation, "pusht": pusht}
