@@ -54,15 +54,15 @@ class Knowing:
 
     doubts_whole = False
 
-    def __init__(self, model, seen=("front", "hand"), chunk=15):
-        self.model, self.seen, self.levels = model, seen, []
+    def __init__(self, model, seen=("front", "hand"), chunk=15, rest=0):
+        self.model, self.seen, self.levels, self.rest = model, seen, [], rest
         self.codec = SimpleNamespace(shapes={"actions": (chunk, 7)})
 
     def reset(self, n):
         self.n, self.experts = n, None
 
     def begin(self, seeds):
-        envs = [SwapEnv(16, "twin") for _ in seeds]
+        envs = [SwapEnv(16, "twin", steps=900) for _ in seeds]
         for env, seed in zip(envs, seeds, strict=True):
             env.reset(seed=seed, options={"look": False})
         self.experts = [Expert(env, seed) for env, seed in zip(envs, seeds, strict=True)]
@@ -71,6 +71,8 @@ class Knowing:
         self.levels.append({name: np.array(one) for name, one in level.items()})
         if self.experts is None:
             self.begin(range(self.n))
+        if len(self.levels) <= self.rest:
+            return np.stack([np.tile(expert.env.body.hand, (self.codec.shapes["actions"][0], 1)) for expert in self.experts])
         chunks = []
         for expert in self.experts:
             chunk = []
@@ -110,6 +112,23 @@ def test_one_who_acts_as_the_expert_succeeds_and_the_film_says_so(model, tmp_pat
     assert list(evaluation.figures) == ["clean.mp4"]
     assert evaluation.figures["clean.mp4"].endswith("done, done, done")
     assert (tmp_path / "clean.mp4").stat().st_size > 0
+
+
+def test_who_is_late_succeeds_later(model, tmp_path):
+    late = WORLD._trial(Knowing(model, rest=8), "clean", True, 3, 0, told)
+    assert not late.success.all()
+    assert late.later.all()
+    world = changed(WORLD, trials=("clean", "blind"))
+    evaluation = world.try_out(Knowing(model, rest=8), tmp_path, samples=3, seed=0, progress=told)
+    (table,) = evaluation.tables
+    assert table.columns[3] == "150 actions later"
+    assert [row[3] for row in table.rows] == ["100%", "", ""]
+    assert evaluation.metrics["clean: later"] == 1
+    at_once = changed(world, extra=0).try_out(Knowing(model), tmp_path, samples=1, seed=0, progress=told)
+    assert "clean: later" not in at_once.metrics
+    assert {len(row) for row in at_once.tables[0].rows} == {len(at_once.tables[0].columns)} == {5}
+    with pytest.raises(ValueError, match=r"extra counts actions, a multiple of the 15 from frame to frame, from 0; got 20"):
+        changed(WORLD, extra=20)
 
 
 def test_levels_say_what_deceives_and_only_if_told(model, tmp_path):
@@ -166,7 +185,10 @@ def test_an_episode_is_played_to_its_end_whatever_the_chunk(chunk, model):
     agent = Knowing(model, chunk=chunk)
     WORLD._trial(agent, "dropped", True, 1, 0, told)
     when = Corruption("dropped", 600 // chunk + 1, ("front", "hand"), 0).when
-    assert [bool(levels["front"]) for levels in agent.levels] == when[:-1].tolist()
+    doubted = [bool(levels["front"]) for levels in agent.levels]
+    assert len(doubted) == 750 // chunk
+    assert doubted[: len(when)] == when.tolist()
+    assert not any(doubted[len(when) :])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 35, 450])

@@ -36,12 +36,14 @@ WHOLE = ("distractors", "dropped")
 
 
 class Tried(NamedTuple):
-    """Of n episodes: success (n,), moves done (n,), films of the first (frames, px, k * 2 px, 3), and seconds of each decision."""
+    """Of n episodes: success (n,), moves done (n,), films of the first (frames, px, k * 2 px, 3), seconds of each decision, and success
+    (n,) with more time, if there was any."""
 
     success: NDArray[np.bool_]
     moves: NDArray[np.int64]
     film: NDArray[np.uint8]
     seconds: list[float]
+    later: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,16 @@ class Swapping:
     otherwise, if it goes by what it knew before wherever all cameras deceive."""
     doubt: float = 0.35
     """Of a picture with things that do not belong, told: its level, as a share of K. What is covered or dropped is ignored."""
+    extra: int = 150
+    """Actions that an episode goes on for beyond the 600 of a demonstration: who waited for a look or grasped again is late. Success is
+    told after 600 and at the end."""
 
     def __post_init__(self) -> None:
         check_options(self, "px", "number", "held")
         if not 0 <= self.doubt <= 1:
             raise ValueError(f"doubt is a share of K, 0 to 1; got {self.doubt}")
+        if self.extra < 0 or self.extra % 15:
+            raise ValueError(f"extra counts actions, a multiple of the 15 from frame to frame, from 0; got {self.extra}")
 
     def beside(self) -> Swapping:
         """The same for another run that is measured in the same episodes: what does not depend on the model is not tried again."""
@@ -126,7 +133,8 @@ class Swapping:
         _check_seeds(samples, seed)
         self.check_chunk(agent.codec.shapes[ACTIONS][0])
         metrics: dict[str, float] = {}
-        rows, figures = [], {}
+        rows: list[tuple[str, ...]] = []
+        figures = {}
         for name, trial, told in self._named_trials():
             here = _renamed(progress, f"episodes ({name})")
             if trial == "blind":
@@ -139,7 +147,11 @@ class Swapping:
             metrics[name] = float(tried.success.mean())
             parts = [float((tried.moves >= number).mean()) for number in (1, 2)]
             metrics.update({f"{name}: {which} move": share for which, share in zip(("first", "second"), parts, strict=True)})
-            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}", *(f"{share:.0%}" for share in parts)))
+            late = ""
+            if tried.later is not None:
+                metrics[f"{name}: later"] = float(tried.later.mean())
+                late = f"{metrics[f'{name}: later']:.0%}"
+            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}", late, *(f"{share:.0%}" for share in parts)))
             if tried.seconds:
                 metrics.setdefault("milliseconds a chunk", 1e3 * float(np.median(tried.seconds)))
             if len(tried.film):
@@ -148,8 +160,12 @@ class Swapping:
                     f"{name}, front and hand camera of the first episodes: {ends}"
                 )
         if "milliseconds a chunk" in metrics:
-            rows.append((f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", "", "", ""))
-        heads = ("", "success", "95 % interval", "first move done", "second move done")
+            rows.append(
+                (f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", "", "", "", "")
+            )
+        heads: tuple[str, ...] = ("", "success", "95 % interval", f"{self.extra} actions later", "first move done", "second move done")
+        if not self.extra:
+            heads, *rows = (_without(row, 3) for row in (heads, *rows))
         table = Table(f"The swap, {samples} episodes a row", heads, tuple(rows))
         return Evaluation(metrics, (table,), figures)
 
@@ -175,10 +191,11 @@ class Swapping:
         moves: list[int] = []
         films: list[NDArray[np.uint8]] = []
         seconds: list[float] = []
-        size = min(AT_ONCE, samples)
-        envs: list[Any] = [SwapEnv(self.px, self.body) for _ in range(size)]
+        later: list[bool] = []
+        size, usual, chunks = min(AT_ONCE, samples), STEPS // chunk, (STEPS + self.extra) // chunk
+        envs: list[Any] = [SwapEnv(self.px, self.body, steps=STEPS + self.extra) for _ in range(size)]
         if trial in DECEITS:
-            envs = [Corrupted(env, trial, chunk, STEPS // chunk + 1) for env in envs]  # type: ignore[arg-type]
+            envs = [Corrupted(env, trial, chunk, usual + 1) for env in envs]  # type: ignore[arg-type]
         level = round(self.doubt * top) if trial == "distractors" else top
         try:
             for first in range(0, samples, size):
@@ -188,7 +205,7 @@ class Swapping:
                 agent.reset(len(here))
                 filmed = here[: max(0, FILMED - first)]
                 frames = [_pictures(looks[: len(filmed)])]
-                for frame in range(STEPS // chunk):
+                for frame in range(chunks):
                     begun = time.perf_counter()
                     if trial == "imagine" and frame:
                         actions, _ = agent.imagine()
@@ -203,15 +220,18 @@ class Swapping:
                     found = [env.step_many(some) for env, some in zip(here, actions, strict=True)]
                     looks = [(one[0], one[4]) for one in found]
                     frames.append(_pictures(looks[: len(filmed)]))
-                success += [bool(info["success"]) for _, info in looks]
-                moves += [int(info["moves"]) for _, info in looks]
+                    if frame + 1 == usual:
+                        success += [bool(info["success"]) for _, info in looks]
+                        moves += [int(info["moves"]) for _, info in looks]
+                later += [bool(info["success"]) for _, info in looks]
                 if filmed:
                     films.append(np.stack(frames))
                 progress("episodes", min(first + size, samples), samples)
         finally:
             for env in envs:
                 env.close()
-        return Tried(np.array(success), np.array(moves), np.concatenate(films, axis=2)[:, :, : FILMED * self.px], seconds)
+        film = np.concatenate(films, axis=2)[:, :, : FILMED * self.px]
+        return Tried(np.array(success), np.array(moves), film, seconds, np.array(later) if chunks > usual else None)
 
     def _scripted(self, samples: int, seed: int, progress: Progress, deceit: str | None = None, chunk: int = 15) -> Tried:
         """The script that made the demonstrations: aiming at the plates' middles, or knowing nothing new while looks deceive."""
@@ -244,6 +264,10 @@ def wilson(successes: int, number: int, z: float = 1.96) -> tuple[float, float]:
     middle = (share + spread / 2) / (1 + spread)
     half = z * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
     return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _without(row: tuple[str, ...], i: int) -> tuple[str, ...]:
+    return (*row[:i], *row[i + 1 :])
 
 
 def _check_seeds(samples: int, seed: int) -> None:
