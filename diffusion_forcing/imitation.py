@@ -26,6 +26,8 @@ from .sampling import Past, sample
 from .schedule import expand
 
 Level = int | float | NDArray[Any] | Mapping[str, Any]
+NEVER = 2**30
+"""Moments ago, of what was not seen yet."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ActOptions:
     """Fresh noise at each step: 0 none, 1 ancestral."""
     noise: float = 1.0
     """How large the noise is that a chunk of actions begins as: 1 samples what a demonstrator might do, less keeps nearer to their middle.
-    That is steadier, but no good where they choose between two ways."""
+    That is steadier, but no good where they choose between two ways. So does a look that is ignored and mended."""
     memory: int | None = None
     """Forget all but the last so many moments; None: nothing is forgotten."""
     patient: bool = True
@@ -46,8 +48,8 @@ class ActOptions:
     saw what they did; without this the agent would guess where to begin."""
     mend: bool = True
     """Whether a look that is doubted is first denoised, given all that came before, and then believed: the past becomes one that might have
-    been seen, as most of those in training were. Of what was never seen yet nothing is made up. False: it is remembered as noisy as it is
-    doubted, as in the paper."""
+    been seen, as most of those in training were. Of what was not seen within memory nothing is made up. False: it is remembered as noisy
+    as it is doubted, as in the paper."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
@@ -98,7 +100,7 @@ class ImitationAgent:
     def _begin(self) -> None:
         self._last = self.codec.start.expand(self.n, -1)
         self._blind = torch.full((self.n,), self.options.patient)
-        self._known = torch.zeros(self.n, len(self.seen), dtype=torch.bool)
+        self._unseen = torch.full((self.n, len(self.seen)), NEVER)
 
     def _tokens(self, moments: int) -> int:
         """How many tokens a memory of so many moments holds; the actions that led to the first of these are none of it."""
@@ -115,7 +117,7 @@ class ImitationAgent:
         levels = self._levels(level)
         looks = [self._look(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.seen)]
         tokens = torch.cat([self.codec.encode_part(name, look[:, None]) for name, look in zip(self.seen, looks, strict=True)], dim=1)
-        noised, doubted = self._noised(tokens, levels), (levels > 0) & self._known & self.options.mend
+        noised, doubted = self._noised(tokens, levels), self._mendable(levels)
         if doubted.any():
             for i in range(len(self.seen)):
                 token, level_i = noised[:, i : i + 1], levels[:, i]
@@ -124,9 +126,7 @@ class ImitationAgent:
                 self._past.add(token, self._told(1, i + 1), level_i[:, None])
         else:
             self._past.add(noised, self._told(len(self.seen), 1), levels)
-        ignored = levels == self.model.schedule.levels
-        self._known |= ~ignored
-        self._blind = self._blind & ignored.all(1)
+        self._blind = self._blind & (levels == self.model.schedule.levels).all(1)
         return self._decide(doing)
 
     @torch.no_grad()
@@ -160,6 +160,17 @@ class ImitationAgent:
         token = sample(denoise, self.model.schedule, x, matrix, eta=self.options.eta, generator=self.generator)
         token[..., self.codec.kept[self.codec.names[part]] :] = 0  # what is always empty stays so
         return token
+
+    def _mendable(self, levels: Tensor) -> Tensor:
+        """(n, parts), of looks at these levels: which are doubted, and of a part that was seen within what is remembered.
+
+        To be asked once a moment: it counts them.
+        """
+        self._unseen = (self._unseen + 1).clamp(max=NEVER)
+        memory = self.options.memory
+        doubted = (levels > 0) & (self._unseen < (NEVER if memory is None else memory)) & self.options.mend
+        self._unseen = torch.where(levels < self.model.schedule.levels, 0, self._unseen)
+        return doubted
 
     def _mended(self, noised: Tensor, levels: Tensor, doubted: Tensor, part: int) -> tuple[Tensor, Tensor]:
         """Tokens (n, 1, *event) at levels (n,): where doubted (n,), denoised given the past, then at level 0.
@@ -245,7 +256,7 @@ class MomentAgent(ImitationAgent):
     def _begin(self) -> None:
         self._done = torch.zeros(self.n, *self.codec.shapes[ACTIONS])
         self._imagined: Tensor | None = None
-        self._known = torch.zeros(self.n, 1, dtype=torch.bool)
+        self._unseen = torch.full((self.n, 1), NEVER)
 
     def _tokens(self, moments: int) -> int:
         return moments
@@ -259,14 +270,14 @@ class MomentAgent(ImitationAgent):
             )
         seen = {name: self._look(name, observation.get(name), levels[:, i])[:, None] for i, name in enumerate(self.seen)}
         token, level_of = self.codec.encode({ACTIONS: self._done[:, None], **seen}), levels[:, 0]
-        noised, doubted = self._noised(token, levels[:, :1]), (level_of > 0) & self._known[:, 0] & self.options.mend
+        noised, doubted = self._noised(token, levels[:, :1]), self._mendable(levels[:, :1])[:, 0]
         if doubted.any():
             noised, level_of = self._mended(noised, level_of, doubted, 0)
             known = noised.clone()
-            known[:, :, -self.codec.chunk :] = token[:, :, -self.codec.chunk :]  # what was done
+            # What was done takes the place of what was denoised with the look, which therefore knows it no better than it is doubted.
+            known[:, :, -self.codec.chunk :] = token[:, :, -self.codec.chunk :]
             noised = torch.where(expand(doubted[:, None], noised), known, noised)
         self._past.add(noised, None, level_of[:, None])
-        self._known |= levels[:, :1] < self.model.schedule.levels
         return self._decide(doing)
 
     @torch.no_grad()

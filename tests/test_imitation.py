@@ -421,6 +421,28 @@ def test_only_what_was_seen_before_is_mended_and_only_if_asked_for(model, monkey
     assert [levels.tolist() for _, levels in added[:3]] == [[K, K], [7, 7], [0, 0]]
 
 
+def test_nothing_is_mended_from_what_is_forgotten(model, monkeypatch):
+    for memory, levels in ((1, [K, K, K]), (2, [0, K, K]), (3, [0, 0, K]), (None, [0, 0, 0])):
+        agent = agent_of(model, memory=memory)
+        agent.act(look(seed=0))
+        added = remembered_by(agent, monkeypatch)
+        for seed in (1, 2, 3):
+            agent.act(look(seed=seed), {"front": K})
+        assert [int(level[0]) for _, level in added[::4]] == levels
+
+
+def test_what_is_ignored_is_mended_from_as_little_noise_as_actions_are(model, monkeypatch):
+    begun = []
+    monkeypatch.setattr(imitation, "sample", lambda denoise, schedule, x, *rest, **options: begun.append(x.clone()) or x)
+    for noise in (1.0, 0.25):
+        agent = agent_of(model, noise=noise)
+        agent.act(look(seed=0))
+        agent.act(look(seed=1), {"front": np.array([K, 50])})
+    full, little = begun[1:3], begun[5:7]  # the levels in turn, after the first actions
+    torch.testing.assert_close(little[1][0], 0.25 * full[1][0])
+    torch.testing.assert_close(little[0][1], full[0][1])
+
+
 def test_mending_finds_what_one_would_have_seen(model, monkeypatch):
     """With a denoiser that knows the truth the truth is what is remembered, however much of it was hidden, each robot by itself."""
     agent = agent_of(model)

@@ -127,6 +127,10 @@ def test_who_is_late_succeeds_later(model, tmp_path):
     at_once = changed(world, extra=0).try_out(Knowing(model), tmp_path, samples=1, seed=0, progress=told)
     assert "clean: later" not in at_once.metrics
     assert {len(row) for row in at_once.tables[0].rows} == {len(at_once.tables[0].columns)} == {5}
+    assert evaluation.figures["clean.mp4"].count("done later") == 3 - late.success.sum()
+    for chunk, head in ((40, "120 actions later"), (200, "first move done")):  # whole chunks, if there is one
+        tried = changed(WORLD, trials=("clean",)).try_out(Knowing(model, chunk=chunk), tmp_path, samples=1, seed=0, progress=told)
+        assert tried.tables[0].columns[3] == head
     with pytest.raises(ValueError, match=r"extra counts actions, a multiple of the 15 from frame to frame, from 0; got 20"):
         changed(WORLD, extra=20)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 APART = 10_000
 """Seeds of episodes from one seed of an evaluation to the next; those of demonstrations begin at a million."""
 STEPS = 600
-"""Actions of an episode."""
+"""Actions of an episode, but for what it goes on for when a model is judged."""
 AT_ONCE = 10
 FILMED = 6
 MIRROR = (1, -1, 1, -1, 1, -1, 1)
@@ -68,7 +68,7 @@ class Swapping:
     """Of a picture with things that do not belong, told: its level, as a share of K. What is covered or dropped is ignored."""
     extra: int = 150
     """Actions that an episode goes on for beyond the 600 of a demonstration: who waited for a look or grasped again is late. Success is
-    told after 600 and at the end."""
+    told after 600 and at the end, after whole chunks."""
 
     def __post_init__(self) -> None:
         check_options(self, "px", "number", "held")
@@ -147,15 +147,17 @@ class Swapping:
             metrics[name] = float(tried.success.mean())
             parts = [float((tried.moves >= number).mean()) for number in (1, 2)]
             metrics.update({f"{name}: {which} move": share for which, share in zip(("first", "second"), parts, strict=True)})
-            late = ""
+            then = ""
             if tried.later is not None:
                 metrics[f"{name}: later"] = float(tried.later.mean())
-                late = f"{metrics[f'{name}: later']:.0%}"
-            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}", late, *(f"{share:.0%}" for share in parts)))
+                then = f"{metrics[f'{name}: later']:.0%}"
+            rows.append((name, f"{metrics[name]:.0%}", f"{low:.0%} to {high:.0%}", then, *(f"{share:.0%}" for share in parts)))
             if tried.seconds:
                 metrics.setdefault("milliseconds a chunk", 1e3 * float(np.median(tried.seconds)))
             if len(tried.film):
-                ends = ", ".join("done" if success else "failed" for success in tried.success[:FILMED])
+                later = tried.success if tried.later is None else tried.later
+                pairs = zip(tried.success[:FILMED], later[:FILMED], strict=True)
+                ends = ", ".join("done" if success else "done later" if then else "failed" for success, then in pairs)
                 figures[write_film(folder, name.replace(", ", "_").replace(" ", "_"), tried.film, fps=5, scale=2)] = (
                     f"{name}, front and hand camera of the first episodes: {ends}"
                 )
@@ -163,8 +165,10 @@ class Swapping:
             rows.append(
                 (f"to decide for {min(samples, AT_ONCE)} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk", "", "", "", "")
             )
-        heads: tuple[str, ...] = ("", "success", "95 % interval", f"{self.extra} actions later", "first move done", "second move done")
-        if not self.extra:
+        chunk = agent.codec.shapes[ACTIONS][0]
+        late = self.extra // chunk * chunk
+        heads: tuple[str, ...] = ("", "success", "95 % interval", f"{late} actions later", "first move done", "second move done")
+        if not late:
             heads, *rows = (_without(row, 3) for row in (heads, *rows))
         table = Table(f"The swap, {samples} episodes a row", heads, tuple(rows))
         return Evaluation(metrics, (table,), figures)
