@@ -66,7 +66,8 @@ def main(options: Options) -> None:
 
 
 def _films(out: Path) -> Path:
-    folder = out.parent / "steps-films"
+    """Beside the runs, not beside the picture, which may be one of the docs."""
+    folder = Path("runs") / out.stem
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

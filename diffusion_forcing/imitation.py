@@ -182,8 +182,7 @@ class ImitationAgent:
         for level in levels[doubted].unique().tolist():
             x = noised * self.options.noise if level == top else noised
             steps = max(1, round(self.options.steps * level / top))
-            ladder = torch.linspace(0, level, min(steps, level) + 1).round().long()
-            found = self._denoised(x, part, full_sequence(1, ladder))
+            found = self._denoised(x, part, full_sequence(1, self.model.schedule.ladder(min(steps, level), level)))
             tokens = torch.where(expand((doubted & (levels == level))[:, None], noised), found, tokens)
         return tokens, after
 

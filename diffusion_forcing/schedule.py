@@ -85,11 +85,12 @@ class NoiseSchedule(nn.Module):
         """Noise each token of x (b, t, *event) to its own level k (b, t)."""
         return expand(self.alpha(k), x) * x + expand(self.sigma(k), x) * noise
 
-    def ladder(self, steps: int) -> Tensor:
-        """(steps+1,) levels a sampler visits, 0 .. K ascending, evenly spread. Any 1 <= steps <= K."""
-        if not 1 <= steps <= self.levels:
-            raise ValueError(f"a ladder needs between 1 and K={self.levels} steps; got {steps}")
-        return torch.linspace(0, self.levels, steps + 1, dtype=torch.float64).round().long()
+    def ladder(self, steps: int, top: int | None = None) -> Tensor:
+        """(steps+1,) levels a sampler visits, 0 .. top ascending, evenly spread; top: K if not said. Any 1 <= steps <= top."""
+        top = self.levels if top is None else top
+        if not 1 <= steps <= top <= self.levels:
+            raise ValueError(f"a ladder needs between 1 and {'K=' if top == self.levels else ''}{top} steps; got {steps}")
+        return torch.linspace(0, top, steps + 1, dtype=torch.float64).round().long()
 
     def check_k(self, k: Tensor) -> Tensor:
         """Return k if every level is an integer in {0..K}; say what is wrong otherwise."""
