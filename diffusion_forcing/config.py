@@ -9,9 +9,9 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch import nn
+from torch import Generator, nn
 
 from . import levels as level_draws
 from .backbones import RNN, ConvRNN, SpaceTime, Transformer
@@ -23,6 +23,9 @@ from .schedule import CURVES, LEVELS, NoiseSchedule
 from .smoothing import Smoother
 from .tasks import TASKS, Task
 from .weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
+
+if TYPE_CHECKING:
+    from .painting import Painting
 
 T = TypeVar("T")
 
@@ -75,6 +78,8 @@ class SpaceTimeConfig:
     """Tokens a token sees, itself included."""
     every: int = 3
     """Each so many blocks one sees the whole window; the others see two tokens."""
+    turned: bool = False
+    """Queries and keys are turned by where they are, so that attention sees how far apart two places lie (rotary positions in 2D)."""
 
     def build(self, event: tuple[int, int, int], cond: int, levels: int) -> SpaceTime:
         return SpaceTime(event, cond, levels=levels, **dataclasses.asdict(self))
@@ -164,6 +169,28 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class PainterConfig:
+    """A decoder for a trained video model (`--train.init`), which stays as it is."""
+
+    widths: tuple[int, ...] = (128, 64, 48)
+    """Channels of the painter at each size, from a grid of patches to half the frame."""
+    most: float = 0.4
+    """Up to which share of the levels the model sees tokens in noise, when it says what is to be drawn."""
+    perceptual: float = 0.5
+    """How much LPIPS counts beside the absolute error of pixels. 0: not at all, and its weights are not needed."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most <= 1 or not self.perceptual >= 0:
+            raise ValueError(f"most is a share of the levels, 0 to 1, and perceptual 0 or more; got {self.most} and {self.perceptual}")
+
+    def teach(self, model: DiffusionForcing) -> Painting:
+        """A trained model whose decoder is to be trained."""
+        from .painting import Painting
+
+        return Painting(model, self.widths, self.most, self.perceptual)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Optimiser, budget and bookkeeping."""
 
@@ -195,6 +222,9 @@ class TrainConfig:
     several joined by a plus."""
     given: float = 0.0
     """Share of sequences whose first token, or as many as the data call their context, is given: clean, whatever level was drawn."""
+    looks: int = 1
+    """Of draws that give the past levels of its own (teacher_forced, remembered): noisy versions of each token that learn from one reading
+    of the past, each at its own level. The past is half of the work where there is one, a quarter where there are three."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     init: str | None = None
@@ -233,7 +263,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
-        check_options(self, "batch", "accumulate", "validate_every", "log_every")
+        check_options(self, "batch", "accumulate", "looks", "validate_every", "log_every")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
         if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):
@@ -245,7 +275,10 @@ class TrainConfig:
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
         if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1 or not 0 <= self.given <= 1:
             raise ValueError(f"ema lies in [0, 1), cond_drop and given in [0, 1]; got {self.ema}, {self.cond_drop}, {self.given}")
-        level_draws.by_name(self.draw)
+        drawn = level_draws.by_name(self.draw)((1, 2), 10, Generator())
+        if self.looks > 1 and drawn.past is None:
+            raise ValueError("several looks share one past, which needs a draw that gives it levels of its own (as remembered); "
+                             f"got looks={self.looks} and draw={self.draw!r}, set --train.looks 1")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -253,7 +286,7 @@ class Experiment:
     """A task, a model and a training. Recipes return one; every field can be set on the command line."""
 
     task: Task
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig | PainterConfig = field(default_factory=ModelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     name: str = ""
     """Name of the run's folder; the recipe's name if empty."""

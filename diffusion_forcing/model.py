@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .backbones import Backbone, State
+from .checks import check_divides
 from .joints import Joints
 from .parameterization import Prediction, check_parameterization, target, to_prediction, with_x0
 from .pretrained import Pretrained
@@ -83,7 +84,12 @@ class DiffusionForcing(Pretrained, nn.Module):
         """The weighted squared error of each token, (b, t), averaged over the token's numbers.
 
         x: clean tokens (b, t, *event); k: level of each (b, t); past: level at which later tokens see each, where it is not k.
+        With a past, k and noise may be of n noisy versions of each sequence, beside one another, which learn from one reading of the past:
+        (n b, t); so is then what is returned.
         """
+        if past is not None and len(k) > len(x):
+            check_divides(len(x), len(k), "k gives each noisy version of a sequence its levels, as many of each")
+            x, cond = repeat_state(x, len(k) // len(x)), repeat_state(cond, len(k) // len(x))
         cond = self._check(x, k, cond)
         noise = torch.randn_like(x) if noise is None else noise
         alpha, sigma = self._amplitudes(x, k)
@@ -92,7 +98,8 @@ class DiffusionForcing(Pretrained, nn.Module):
             out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, alpha, sigma, cond))
             out = self._joined(out, noisy, alpha, sigma)
         else:
-            out = self._forced(noisy, k, cond, self.schedule.add_noise(x, past, noise), past)
+            each = len(x) // len(past)
+            out = self._forced(noisy, k, cond, self.schedule.add_noise(x[::each], past, noise[::each]), past)
         clean, (_, alpha, sigma) = x, self._units(alpha, sigma)
         if self.variance is not None:
             clean = x / self.variance.sqrt()
@@ -101,7 +108,7 @@ class DiffusionForcing(Pretrained, nn.Module):
             counts = self.variance**self.emphasis
             error = error * (counts / counts.mean())
         if isinstance(self.weight, FusedSNR):
-            weight = self.weight(self.schedule, k, self.parameterization, past)
+            weight = self.weight(self.schedule, k, self.parameterization, past if past is None else repeat_state(past, len(k) // len(past)))
         else:
             weight = self.weight(self.schedule, k, self.parameterization)
         return weight * error.flatten(2).mean(-1)
@@ -144,7 +151,10 @@ class DiffusionForcing(Pretrained, nn.Module):
                 f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "
                 "than the tokens' own needs (teacher forcing, likelihoods); use RNN or a causal Transformer, or add it"
             )
-        return self.backbone.forced(self._scaled(x, k), k, cond, self._scaled(past_x, past_k), past_k)
+        past_scaled = self._scaled(past_x, past_k)
+        if len(x) > len(past_x) and not getattr(self.backbone, "shares_past", False):
+            past_scaled, past_k = repeat_state(past_scaled, len(x) // len(past_x)), repeat_state(past_k, len(x) // len(past_x))
+        return self.backbone.forced(self._scaled(x, k), k, cond, past_scaled, past_k)
 
     def _amplitudes(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)

@@ -102,9 +102,16 @@ class Perception(nn.Module):
             last = [x[-1:] for x in unit]
         return (np.concatenate(pooled) if pooled else np.zeros((0, self.width), np.float32)), _joined(steps)
 
+    def compared(self, a: Tensor, b: Tensor) -> Tensor:
+        """(n,): LPIPS of pixels a and b, (n, 3, h, w) in [-1, 1] each. With gradients, to learn by."""
+        return self._apart(_unit(self._layers(a)), _unit(self._layers(b)))
+
     @torch.inference_mode()
     def layers(self, pixels: Tensor) -> list[Tensor]:
         """Activations (n, c, h', w') after each convolution's ReLU, of pixels (n, 3, h, w) in [-1, 1]."""
+        return self._layers(pixels)
+
+    def _layers(self, pixels: Tensor) -> list[Tensor]:
         short = min(pixels.shape[-2:])
         if short < SMALLEST:
             size = [round(side * SMALLEST / short) for side in pixels.shape[-2:]]
@@ -123,11 +130,14 @@ class Perception(nn.Module):
             chunk = torch.tensor(np.ascontiguousarray(frames[i : i + CHUNK]), device=where.device).to(where.dtype)
             yield self.layers(rearrange(chunk, "n h w c -> n c h w") / 127.5 - 1)
 
-    def _lpips(self, a: list[Tensor], b: list[Tensor]) -> Array:
+    def _apart(self, a: list[Tensor], b: list[Tensor]) -> Tensor:
         layers = zip(a, b, self.heads, strict=True)
         total = sum(torch.einsum("n c h w, c -> n h w", (x - y) ** 2, head).mean((1, 2)) for x, y, head in layers)
         assert isinstance(total, Tensor)
-        return total.float().cpu().numpy()
+        return total
+
+    def _lpips(self, a: list[Tensor], b: list[Tensor]) -> Array:
+        return self._apart(a, b).float().cpu().numpy()
 
 
 def perception(folder: str | Path | None = None) -> Perception:
@@ -303,7 +313,8 @@ def _pooled(layers: list[Tensor]) -> Array:
 
 def _unit(layers: list[Tensor]) -> list[Tensor]:
     """Each position's channels scaled to length 1."""
-    return [x / ((x**2).sum(1, keepdim=True).sqrt() + EPS) for x in layers]
+    # Where all are 0 a root has no slope: the tiny number within gives it one.
+    return [x / (((x**2).sum(1, keepdim=True) + EPS**2).sqrt() + EPS) for x in layers]
 
 
 def _joined(parts: list[Array]) -> Array:

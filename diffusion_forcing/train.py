@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -21,11 +21,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from . import checkpoint, levels, optim
-from .config import Experiment, TrainConfig
+from .config import Experiment, PainterConfig, TrainConfig
 from .data.sequences import Batch
 from .distributed import World, check_device, device_kind, shard, spread, world
 from .log import Log
 from .model import DiffusionForcing
+from .painting import Painting
 from .pretrained import describe
 from .tasks.base import Source, TaskData
 
@@ -54,16 +55,23 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
     check(config)
     if config.judge == "score" and not hasattr(experiment.task, "score"):
         raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.judge loss")
+    if isinstance(experiment.model, PainterConfig) and config.init is None:
+        raise ValueError("a painter draws what a trained model says: name that model, a run's folder or a shipped one, by --train.init")
     with world(config.device) as here, interruptible() as interrupt:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment.task, config.init, folder, here)
+        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment, config.init, folder, here)
         torch.manual_seed(config.seed)
-        model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
-        if begun is not None:
-            _take_over(model, begun, str(config.init))
-        describe(model)  # what cannot be saved at the end should say so at the start
+        model: DiffusionForcing | Painting
+        if isinstance(experiment.model, PainterConfig):
+            assert begun is not None
+            model = experiment.model.teach(begun).to(here.device)
+        else:
+            model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
+            if begun is not None:
+                _take_over(model, begun, str(config.init))
+        describe(_saved(model))  # what cannot be saved at the end should say so at the start
         # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
         average = AveragedModel(model, multi_avg_fn=_average(config.ema))
         if here.size > 1 and config.parallel == "fsdp":
@@ -73,7 +81,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         clock = Clock(config)
         schedulers = [LambdaLR(optimizer, clock.lr_factor) for optimizer in optimizers]
         scaler = torch.amp.GradScaler(here.device.type, enabled=config.precision == "float16")
-        parts = {"model": model, "average": average}
+        parts: dict[str, nn.Module] = {"model": model, "average": average}
         best, waited, loss, valid_loss = math.inf, 0, math.nan, math.nan
 
         saved = checkpoint.load(folder, parts, optimizers)
@@ -136,15 +144,18 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                     last_save = time.monotonic()
         save()
         if status != "interrupted" and config.patience is not None and (folder / "best").exists():
-            _fill_from(average.module, folder / "best", here)
+            _fill_from(_saved(average.module), folder / "best", here)
         _save_model(average.module, folder / "model", here)
         return Result(status, clock.step, loss, valid_loss, clock.elapsed / 60)
 
 
-def _begun(task: Any, init: str, folder: Path, here: World) -> tuple[TaskData, DiffusionForcing]:
-    """The task's data as tokens of a trained model, and that model, of which the run keeps a copy: it must go on as it began."""
+def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tuple[TaskData, DiffusionForcing]:
+    """The task's data as tokens of a trained model, for a painter as they are, and that model, of which the run keeps a copy: it must go on
+    as it began.
+    """
     from .run import model_folder
 
+    task: Any = experiment.task
     if not hasattr(task, "data_as"):
         raise ValueError(f"{type(task).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
     kept = folder / "init"
@@ -153,7 +164,7 @@ def _begun(task: Any, init: str, folder: Path, here: World) -> tuple[TaskData, D
         raise ValueError(
             f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
         )
-    data = task.data_as(model.codec)
+    data = task.data_as(model.codec, raw=True) if isinstance(experiment.model, PainterConfig) else task.data_as(model.codec)
     here.barrier()  # all have read it
     if here.main and not kept.exists():
         model.save_pretrained(kept)
@@ -182,7 +193,7 @@ def _step(
     """One step of the optimisers: the loss over all processes, and the gradient's norm. If either is not finite, weights stay."""
     generator = seeded(config.seed, step)
     windows = data.draw(config.batch, generator)
-    drawn = draw(windows, data, config, generator, _schedule_levels(module))
+    drawn = draw(windows, data, config, generator, _schedule_levels(module), config.looks)
     mine = range(len(windows))[here.slice(len(windows))]
     share = len(mine) // config.accumulate
     if share * config.accumulate != len(mine):
@@ -190,13 +201,13 @@ def _step(
     total = torch.zeros(2, dtype=torch.float64)
     for part in range(config.accumulate):
         rows = slice(mine[part * share], mine[part * share] + share)
-        batch, noise, k, past = _read(data, windows[rows], [d if d is None else d[rows] for d in drawn], here, _schedule_levels(module))
+        batch, noise, k, past = _read(data, windows[rows], drawn.of(rows), here, _schedule_levels(module))
         with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
-            losses = module(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
+            losses = module(batch.x, k, batch.cond, noise=noise, past=past).unflatten(0, (share, config.looks)) * batch.mask[:, None]
         # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
-        loss = losses.sum() / (len(windows) * data.length_of(windows)) * here.size
+        loss = losses.sum() / (len(windows) * config.looks * data.length_of(windows)) * here.size
         scaler.scale(loss).backward()
-        total += torch.stack([losses.detach().sum(), batch.mask.sum()]).cpu().double()
+        total += torch.stack([losses.detach().sum() / config.looks, batch.mask.sum()]).cpu().double()
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = _whole(nn.utils.clip_grad_norm_(module.parameters(), config.clip_norm))
@@ -211,29 +222,45 @@ def _step(
     return value, norm if config.precision != "float16" else 0.0 if math.isnan(norm) or math.isinf(norm) else norm
 
 
-def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int) -> list[Tensor | None]:
-    """Noise, levels, levels of the past and kept conditions for a whole batch of windows."""
-    size = len(windows)
-    length = data.length_of(windows)
-    k, past = levels.by_name(config.draw, getattr(data, "parts", 1))((size, length), top, generator)
-    noise = torch.randn(size, length, *data.event, generator=generator)
+class Drawn(NamedTuple):
+    """What is drawn for windows: noise and levels k of `looks` versions of each, beside one another, levels of the past, and which
+    conditions are kept.
+    """
+
+    noise: Tensor
+    k: Tensor
+    past: Tensor | None
+    kept: Tensor | None
+
+    def of(self, rows: slice) -> Drawn:
+        """Those of some of the windows."""
+        whole = self.k.unflatten(0, (-1, 1)) if self.past is None else self.k.unflatten(0, (len(self.past), -1))
+        noise = self.noise.unflatten(0, whole.shape[:2])
+        past, kept = (part if part is None else part[rows] for part in (self.past, self.kept))
+        return Drawn(noise[rows].flatten(0, 1), whole[rows].flatten(0, 1), past, kept)
+
+
+def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int, looks: int = 1) -> Drawn:
+    """Noise and levels for a whole batch of windows."""
+    size, length = len(windows), data.length_of(windows)
+    k, past = levels.by_name(config.draw, getattr(data, "parts", 1))((size * looks, length), top, generator)
+    noise = torch.randn(size * looks, length, *data.event, generator=generator)
+    past = None if past is None else past[::looks]
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
     if config.given:
         given = torch.rand(size, generator=generator) < config.given
         known = getattr(data, "context", 1)
-        k[given, :known] = 0
+        k[given.repeat_interleave(looks), :known] = 0
         if past is not None:
             past[given, :known] = 0
-    return [noise, k, past, kept]
+    return Drawn(noise, k, past, kept)
 
 
-def _read(data: Source, windows: Tensor, drawn: list[Tensor | None], here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
+def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
     """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
     batch = data.read(windows)
     noise, k, past, kept = drawn
-    assert noise is not None
-    assert k is not None
-    k = torch.where(batch.mask, k, top)
+    k = torch.where(batch.mask.repeat_interleave(len(k) // len(windows), dim=0), k, top)
     past = None if past is None else torch.where(batch.mask, past, top)
     cond = batch.cond if kept is None else batch.cond * kept[:, None, None]
     batch = Batch(*(part.to(here.device, non_blocking=True) for part in (batch.x, cond, batch.mask)))
@@ -254,7 +281,7 @@ def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *
         if i % here.size != here.rank and config.parallel != "fsdp":
             continue
         rows = slice(first, first + size)
-        batch, noise, k, past = _read(data, windows[rows], [d if d is None else d[rows] for d in drawn], here, top)
+        batch, noise, k, past = _read(data, windows[rows], drawn.of(rows), here, top)
         losses = model(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
         total += torch.stack([losses.sum(), batch.mask.sum()]).cpu().double()
     total = here.sum(total)
@@ -396,7 +423,13 @@ def _whole(value: Tensor) -> float:
     return float(value.full_tensor() if hasattr(value, "full_tensor") else value)
 
 
+def _saved(model: nn.Module) -> nn.Module:
+    """What is kept of what is trained: of a painter's training, the model that it paints for."""
+    return model.model if isinstance(model, Painting) else model
+
+
 def _save_model(model: nn.Module, folder: Path, here: World) -> None:
+    model = _saved(model)
     tensors = checkpoint.collect({"model": model}, [])
     if here.main:
         DiffusionForcing.save_pretrained(_Whole(model, tensors), folder)  # type: ignore[arg-type]

@@ -46,15 +46,16 @@ class SpaceTime(nn.Module):
     """Tokens (c, h, w) through blocks of attention over space and time. Causal. State: `Memory`.
 
     hidden: width of a place; layers: blocks; heads: must divide hidden; window: tokens a token sees, itself included; every: each so
-    many blocks one sees the whole window, the others see two tokens.
+    many blocks one sees the whole window, the others see two tokens. turned: queries and keys are turned by where they are (`Turned`).
     """
 
     causal = True
+    shares_past = True  # `forced` reads the past of several versions of a sequence once
     stabilization = "noise"  # the context is noised to, and labelled with, the small level
 
     def __init__(
         self, event: tuple[int, int, int], cond: int = 0, *, hidden: int = 128, layers: int = 8, heads: int = 4, window: int = 8,
-        every: int = 3, levels: int = 1000,
+        every: int = 3, levels: int = 1000, turned: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         check_counts(hidden=hidden, layers=layers, heads=heads, window=window, every=every)
@@ -63,7 +64,7 @@ class SpaceTime(nn.Module):
             raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
         self.config: dict[str, Any] = {
             "event": list(event), "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "window": window, "every": every,
-            "levels": levels,
+            "levels": levels, "turned": turned,
         }  # fmt: skip
         c, self.height, self.width = event
         self.levels = levels
@@ -76,7 +77,7 @@ class SpaceTime(nn.Module):
         # One projection serves the modulation of all blocks; each adds a bias of its own.
         self.modulate = zeroed(nn.Linear(hidden, 6 * hidden))
         windows = [window if block % every == every - 1 else min(2, window) for block in range(layers)]
-        self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width)) for one in windows)
+        self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width), turned) for one in windows)
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
         self._quick: Callable[[Tensor, Tensor, Tensor, Ready], Tensor] | None = None
@@ -147,11 +148,14 @@ class SpaceTime(nn.Module):
         return rearrange(self.leave(grid), "(b t) c h w -> b t c h w", b=len(hidden))
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
-        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
-        none = self.start(x)
+        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once.
+
+        x may be several noisy copies of each sequence beside one another, (n b, t, ...): then the past, which they share, is read once.
+        """
+        none, copies = self.start(past_x), len(x) // len(past_x)
         shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
-        past, past_level = self.embed(past_x, past_k, cond, *shifted)
-        hidden, level = self.embed(x, k, cond, *shifted)
+        past, past_level = self.embed(past_x, past_k, cond[::copies], *shifted)
+        hidden, level = self.embed(x, k, cond, *(part.repeat_interleave(copies, dim=0) for part in shifted))
         blocks = self._blocks()
         for block, cache in zip(blocks, none.caches, strict=True):
             seen = block.heads_of(past, past_level)
@@ -167,9 +171,10 @@ class SpaceTime(nn.Module):
 class Block(Modulated):
     """Attention over own and earlier places, then an MLP with a look at the neighbours; both modulated by the token's level."""
 
-    def __init__(self, hidden: int, heads: int, window: int, grid: tuple[int, int]) -> None:
+    def __init__(self, hidden: int, heads: int, window: int, grid: tuple[int, int], turned: bool = False) -> None:
         super().__init__(hidden)
         self.heads, self.window, self.grid = heads, window, grid
+        self.turned = Turned(hidden // heads, grid) if turned else None
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.norm_q = nn.RMSNorm(hidden // heads)
         self.norm_k = nn.RMSNorm(hidden // heads)
@@ -193,21 +198,36 @@ class Block(Modulated):
         return self._after(x, level, query, key, value, whole), (whole[0][:, last:], whole[1][:, last:])
 
     def beside(self, x: Tensor, level: tuple[Tensor, ...], past: tuple[Tensor, Tensor, Tensor], cache: Cache) -> Tensor:
-        """Tokens that attend to themselves and to the past of another stream, by its queries, keys and values."""
+        """Tokens that attend to themselves and to the past of another stream, by its queries, keys and values.
+
+        x: (n b, t, places, hidden), n copies of each sequence of the past beside one another.
+        """
         query, key, value = self.heads_of(x, level)
-        whole = torch.cat([cache[0], past[1]], dim=1), torch.cat([cache[1], past[2]], dim=1)
-        return self._after(x, level, query, key, value, whole)
+        whole = [torch.cat([none, seen], dim=1) for none, seen in zip(cache, past[1:], strict=True)]
+        if len(x) > len(whole[0]):
+            whole = [seen.repeat_interleave(len(x) // len(seen), dim=0) for seen in whole]
+        return self._after(x, level, query, key, value, (whole[0], whole[1]))
 
     def heads_of(self, x: Tensor, level: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (b, t, n, hidden) each."""
         shift, scale = self.modulations(level)[:2]
         query, key, value = self.qkv(torch.addcmul(shift, self.norm(x), scale)).chunk(3, dim=-1)
         split = (self.heads, x.shape[-1] // self.heads)
-        return self.norm_q(query.unflatten(-1, split)).flatten(-2), self.norm_k(key.unflatten(-1, split)).flatten(-2), value
+        query, key = self.norm_q(query.unflatten(-1, split)), self.norm_k(key.unflatten(-1, split))
+        if self.turned is not None:
+            query, key = self.turned(query), self.turned(key)
+        return query.flatten(-2), key.flatten(-2), value
+
+    def dates(self) -> Tensor:
+        """(window, places or 1, hidden), what is added to keys for their token's age, own last."""
+        if self.turned is None:
+            return self.ago[:, None]
+        ago = self.ago.unflatten(-1, (self.heads, -1))[:, None].expand(-1, self.grid[0] * self.grid[1], -1, -1)
+        return self.turned(ago).flatten(-2)
 
     def past(self, keys: Tensor, values: Tensor) -> Cache:
         """A cache as the next token attends to it: (b, heads, (window-1) n, hidden / heads) each."""
-        dated = keys + self.ago[:-1, None]
+        dated = keys + self.dates()[:-1]
         split = "b t n (a e) -> b a (t n) e"
         return rearrange(dated, split, a=self.heads).contiguous(), rearrange(values, split, a=self.heads).contiguous()
 
@@ -218,6 +238,8 @@ class Block(Modulated):
         each = width // self.heads
         qkv = self.qkv(torch.addcmul(shift, self.norm(x), scale)).view(b, n, 3, self.heads, each)
         query, key = self.norm_q(qkv[:, :, 0]), self.norm_k(qkv[:, :, 1]) + self.ago[-1].view(self.heads, each)
+        if self.turned is not None:
+            query, key = self.turned(query), self.turned(key)
         keys = torch.cat([keys, key.transpose(1, 2)], dim=2)
         values = torch.cat([values, qkv[:, :, 2].transpose(1, 2)], dim=2)
         attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values)
@@ -230,7 +252,8 @@ class Block(Modulated):
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
         _, _, gate, shift, scale, gate_mlp = self.modulations(level)
         t = x.shape[1]
-        keys = torch.cat([*(past[0][:, i : i + t] + self.ago[i] for i in range(self.window - 1)), key + self.ago[-1]], dim=2)
+        dates = self.dates()
+        keys = torch.cat([*(past[0][:, i : i + t] + dates[i] for i in range(self.window - 1)), key + dates[-1]], dim=2)
         values = torch.cat([*(past[1][:, i : i + t] for i in range(self.window - 1)), value], dim=2)
         q, keys, values = (rearrange(part, "b t n (a e) -> (b t) a n e", a=self.heads) for part in (query, keys, values))
         attended = rearrange(F.scaled_dot_product_attention(q, keys, values), "(b t) a n e -> b t n (a e)", t=t)
@@ -238,6 +261,30 @@ class Block(Modulated):
         grid = rearrange(torch.addcmul(shift, self.norm(x), scale), "b t (h w) d -> (b t) d h w", h=self.grid[0])
         near = rearrange(self.near(grid), "(b t) d h w -> b t (h w) d", t=t)
         return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+
+
+class Turned(nn.Module):
+    """Queries and keys turned by angles that grow with row and column, so that their product sees how far apart two places are.
+
+    What moves through the picture then moves alike everywhere: one rule to learn, not one for each place.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, width: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        check_divides(4, width, "turned by rows and columns, a head's width must be a multiple of")
+        each = width // 4
+        rates = 2.0 * 16.0 ** (-torch.arange(each) / each)  # from about two thirds of a turn in two places to a turn in fifty
+        rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+        angle = torch.cat([rows.reshape(-1, 1) * rates, columns.reshape(-1, 1) * rates], dim=-1)[:, None]  # (places, 1, width / 2)
+        self.register_buffer("cos", torch.cat([angle.cos()] * 2, dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat([-angle.sin(), angle.sin()], dim=-1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., places, heads, width)."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, dims=-1), self.sin)
 
 
 def _convolved(grid: Tensor, weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .eyes import Eye
 from .parts import Parts
-from .pictures import Patches, Pixels
+from .pictures import Painted, Painter, Patches, Pixels
 from .planes import Planes
 
 
@@ -212,14 +212,16 @@ def describe_codec(codec: nn.Module | None) -> Any:
     if isinstance(codec, Patches):
         shapes = {"basis": list(codec.basis.shape), "grid": list(codec.mean.shape)}
         return {"kind": "patches", "stack": codec.stack, "patch": codec.patch, **shapes}
+    if isinstance(codec, Painted):
+        return {"kind": "painted", "patches": describe_codec(codec.patches), "painter": codec.painter.config}
     if isinstance(codec, Parts):
         eyes = {name: eye.config for name in codec.names if (eye := codec._eye(name)) is not None}
         return {"kind": "parts", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}, "kept": codec.kept, "eyes": eyes}
     if isinstance(codec, Planes):
         return {"kind": "planes", "shapes": {name: list(shape) for name, shape in codec.shapes.items()}}
     raise ValueError(
-        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Parts, Planes "
-        "or a Chain"
+        f"a {type(codec).__name__} cannot be saved with a model; use Normalize, Stack, Whiten, Rotate, Pixels, Patches, Painted, Parts, "
+        "Planes or a Chain"
     )
 
 
@@ -253,6 +255,10 @@ def _build(kind: Any, config: Any) -> nn.Module:
         grid, kept = torch.zeros(config["grid"]), torch.ones(config["basis"][1])
         basis = torch.zeros(config["basis"])
         return Patches(config["stack"], config["patch"], basis[:, 0], basis, grid, kept, grid + 1)
+    if kind == "painted":
+        patches = build_codec(config["patches"])
+        assert isinstance(patches, Patches)
+        return Painted(patches, Painter(**config["painter"]))
     if kind == "parts":
         return Parts(config["shapes"], config["kept"], {name: Eye(**options) for name, options in config["eyes"].items()})
     if kind == "planes":

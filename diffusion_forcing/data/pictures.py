@@ -1,16 +1,21 @@
-"""Frames as tokens: several frames side by side as one picture (`Pixels`), or as a grid of patches in few numbers each (`Patches`)."""
+"""Frames as tokens: several frames side by side as one picture (`Pixels`), or as a grid of patches in few numbers each (`Patches`), which
+a small network may have learned to draw (`Painted`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..checks import check_divides
+from ..checks import check_counts, check_divides
 
 
 class Pixels(nn.Module):
@@ -91,6 +96,67 @@ class Patches(nn.Module):
         flat = rearrange(tokens + self.mean, "b t c h w -> b t h w c") * self.scale @ self.basis.T + self.middle
         s, p = self.stack, self.patch
         return rearrange(flat, "b t h w (s p q c) -> b (t s) (h p) (w q) c", s=s, p=p, q=p)
+
+
+class Painter(nn.Module):
+    """Tokens (n, c, gh, gw) of numbers as large as 1 to what their frames show beyond principal directions, (n, stack * 3, h, w).
+
+    From a place of the grid to its pixels the picture is doubled again and again, two residual blocks at each size but the last, which has
+    the pixels. widths: channels at each of these sizes, as many as a patch halves to one pixel.
+    """
+
+    def __init__(self, components: int, stack: int, patch: int, widths: Sequence[int] = (128, 64, 48)) -> None:
+        super().__init__()
+        if patch != 2 ** len(widths) or not widths:
+            raise ValueError(f"each width doubles the picture once, {len(widths)} of them {2 ** len(widths)} times as large; got patches "
+                             f"of {patch} px, give as many widths as halve them to one")  # fmt: skip
+        check_counts(components=components, stack=stack, widths=min(widths))
+        self.config = {"components": components, "stack": stack, "patch": patch, "widths": list(widths)}
+        parts: list[nn.Module] = [nn.Conv2d(components, widths[0], 3, padding=1)]
+        for width, larger in pairwise(widths):
+            parts += [Bump(width), Bump(width), nn.Conv2d(width, 4 * larger, 1), nn.PixelShuffle(2)]
+        last = nn.Conv2d(widths[-1], 4 * 3 * stack, 3, padding=1)
+        nn.init.zeros_(last.weight)  # nothing beyond principal directions, until it has learned otherwise
+        nn.init.zeros_(last.bias)  # type: ignore[arg-type]
+        self.net = nn.Sequential(*parts, Bump(widths[-1]), last, nn.PixelShuffle(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.net(tokens)
+
+
+class Bump(nn.Module):
+    """x + two convolutions of it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        nn.init.zeros_(self.second.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.silu(self.first(F.silu(x))))
+
+
+class Painted(nn.Module):
+    """Tokens as `patches` makes them, drawn by a painter who adds to what principal directions show. Trained by `painting.Painting`."""
+
+    def __init__(self, patches: Patches, painter: Painter) -> None:
+        super().__init__()
+        self.patches = patches
+        self.painter = painter.requires_grad_(False)  # whoever trains on tokens leaves it as it is
+        self.stack, self.patch = patches.stack, patches.patch
+
+    @property
+    def variance(self) -> Tensor:
+        return self.patches.variance
+
+    def encode(self, frames: Tensor) -> Tensor:
+        return self.patches.encode(frames)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        beyond = self.painter((tokens / self.variance.sqrt()).flatten(0, 1))
+        plain = self.patches.decode(tokens)
+        return plain + rearrange(beyond, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
 
 
 def floats(frames: Any) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..config import ConvRNNConfig, Experiment, ModelConfig, SpaceTimeConfig, TrainConfig
+from dataclasses import replace
+
+from ..config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..tasks.video import Folder, RollOut, Video
@@ -29,6 +31,28 @@ def voxels() -> Experiment:
 def clips() -> Experiment:
     """Clips of your own: --task.world.path FOLDER of mp4, webp, gif or npz; as labyrinth, but for the data."""
     return Experiment(Video(Folder()), SMALL, TRAIN)
+
+
+def painter(experiment: Experiment) -> Experiment:
+    """The second stage of a small model: a decoder that draws what it says, the model itself left as it is."""
+    assert isinstance(experiment.task, Video)
+    train = TrainConfig(steps=None, minutes=15.0, batch=4, lr=1e-3, ema=0.998, warmup=50, validate_every=250)
+    return Experiment(replace(experiment.task, tokens=5), PainterConfig(), train)
+
+
+def labyrinth_painter() -> Experiment:
+    """Sharper frames of a trained labyrinth (--train.init RUN): a decoder by a small network, 15 minutes on two cores."""
+    return painter(labyrinth())
+
+
+def voxels_painter() -> Experiment:
+    """Sharper frames of a trained voxels (--train.init RUN): as labyrinth-painter."""
+    return painter(voxels())
+
+
+def clips_painter() -> Experiment:
+    """Sharper frames of trained clips (--train.init RUN, --task.world.path FOLDER): as labyrinth-painter."""
+    return painter(clips())
 
 
 def labyrinth_gru() -> Experiment:
@@ -61,9 +85,12 @@ def minecraft() -> Experiment:
 
 VIDEO = {
     "labyrinth": labyrinth,
+    "labyrinth-painter": labyrinth_painter,
     "labyrinth-gru": labyrinth_gru,
     "voxels": voxels,
+    "voxels-painter": voxels_painter,
     "clips": clips,
+    "clips-painter": clips_painter,
     "dmlab": dmlab,
     "minecraft": minecraft,
 }

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from ..backbones.space_time import SpaceTime
 from ..checks import check_divides, check_options
 from ..data.clip_windows import ClipWindows
-from ..data.pictures import Patches, Pixels, floats, to_bytes
+from ..data.pictures import Painted, Patches, Pixels, floats, to_bytes
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..matrix import by_name
@@ -151,16 +151,16 @@ class Video:
     def data(self) -> TaskData:
         return _data(self)
 
-    def data_as(self, codec: nn.Module) -> TaskData:
-        """As data, in the tokens of a model that was trained before."""
+    def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
+        """As data, in the tokens of a model that was trained before. raw: as they are instead, frames stacked, for a painter."""
         from ..log import progress_bar
 
-        kind = Patches if self.patch else Pixels
+        kind = (Patches, Painted) if self.patch else (Pixels,)
         if not isinstance(codec, kind) or codec.stack != self.stack:
             frames = f" of {codec.stack} frames" if hasattr(codec, "stack") else ""
-            raise ValueError(f"that model's tokens are {type(codec).__name__}{frames}; this task's are {kind.__name__} of {self.stack}")
+            raise ValueError(f"that model's tokens are {type(codec).__name__}{frames}; this task's are {kind[0].__name__} of {self.stack}")
         with progress_bar() as progress:
-            return _read(self, progress, codec)
+            return _read(self, progress, Pixels(self.stack) if raw else codec)
 
     def conditions(self, actions: NDArray[np.float32]) -> Tensor:
         """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told."""
