@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diffusion_forcing.cli import main
-from diffusion_forcing.config import ConvRNNConfig, Experiment, replace
+from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, replace
 from diffusion_forcing.data.codec import Normalize
 from diffusion_forcing.data.sequences import Windows
 from diffusion_forcing.envs.labyrinth import Labyrinth
@@ -70,7 +70,10 @@ def small(recipe: str = "composition", **changes) -> Experiment:
     if isinstance(experiment.task, Video):  # a small maze stands for every world, a small network for each of its kind
         task = Video(Labyrinth(px=16, size=2), clips=16, frames=16, tokens=3, stack=2, patch=4, components=8, length=4, real=4)
         experiment = replace(experiment, task=task)
-        if isinstance(experiment.model.backbone, ConvRNNConfig):
+        if isinstance(experiment.model, PainterConfig):
+            painter = PainterConfig(widths=(4, 4), perceptual=0.0)
+            experiment = replace(experiment, model=painter, train__init=str(walks_model(task)))
+        elif isinstance(experiment.model.backbone, ConvRNNConfig):
             experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
     if isinstance(experiment.task, Imitation) and experiment.task.joint:  # the arm's drawing stands for the arm
         task = Imitation(Swapping(px=8, number=3, body="twin", held=1), state=False, joint=True, moments=3)
@@ -78,6 +81,16 @@ def small(recipe: str = "composition", **changes) -> Experiment:
     elif isinstance(experiment.task, Imitation):  # random pushes stand for every other world
         experiment = replace(experiment, task=Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5))
     return replace(experiment, **changes)
+
+
+@functools.cache
+def walks_model(task: Video) -> Path:
+    """An untrained model of small walks, in a folder that lasts as long as the tests do."""
+    data, folder = task.data(), Path(tempfile.mkdtemp(prefix="dforce-walks-"))
+    ModelConfig(SpaceTimeConfig(hidden=8, layers=1, heads=2)).build(data.train.event, data.train.cond_width, data.codec).save_pretrained(
+        folder
+    )
+    return folder
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from oracles import randomised, seeded
 
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, autoregressive, cosine, pyramid, rollout
 from diffusion_forcing.backbones import BACKBONES, ConvRNN, SpaceTime
-from diffusion_forcing.backbones.space_time import Memory
+from diffusion_forcing.backbones.space_time import Memory, Turned
 from diffusion_forcing.data.pictures import Patches
 from diffusion_forcing.model import repeat_state
 from diffusion_forcing.sampling import stream
@@ -20,6 +20,7 @@ BUILD = {
     "space_time": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K),
     "window 1": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=1, every=1, levels=K),
     "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, every=1, levels=K),
+    "turned": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, turned=True),
 }
 NETS = {name: randomised(build(), seed=1) for name, build in BUILD.items()}
 every_net = pytest.mark.parametrize("name", NETS)
@@ -80,7 +81,7 @@ def test_the_output_has_the_shape_of_the_tokens_and_says_something(name):
 
 
 @pytest.mark.parametrize("past", [0, 1, T])
-@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window"])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned"])
 def test_a_past_that_was_made_ready_says_the_same(name, past):
     net, parts = NETS[name], sequence(T + 1, b=len(NETS[name].blocks))  # as many sequences as blocks: neither may pass for the other
     state = net(*cut(parts, 0, past))[1] if past else None
@@ -381,6 +382,27 @@ def test_what_a_token_is_itself_no_other_sees_when_forced(name):
 
 
 # As the backbone of a model.
+
+
+@every_net
+def test_copies_of_a_sequence_that_share_a_past_are_each_as_if_alone(name):
+    net, (x, k, cond), (past_x, past_k, _) = NETS[name], sequence(b=6), sequence(b=3, seed=1)
+    if not getattr(net, "shares_past", False):
+        pytest.skip("reads a past for each")
+    cond = cond[::2].repeat_interleave(2, dim=0)
+    shared = net.forced(x, k, cond, past_x, past_k)
+    close(shared, net.forced(x, k, cond, past_x.repeat_interleave(2, dim=0), past_k.repeat_interleave(2, dim=0)))
+
+
+def test_products_of_turned_queries_and_keys_see_how_far_apart_they_are():
+    """The same two vectors, wherever they are: only how many rows and columns lie between counts."""
+    turned, (height, width) = Turned(8, EVENT[1:]), EVENT[1:]
+    query, key = torch.randn(2, 8, generator=seeded(0))
+    places = [turned(v.expand(height * width, 1, 8)).view(height, width, 8) for v in (query, key)]
+    near = (places[0][:-1, :-2] * places[1][1:, 2:]).sum(-1)
+    close(near, near[0, 0].expand_as(near))
+    assert (places[0][0, 0] * places[1][1, 1]).sum() != pytest.approx(float(near[0, 0]), abs=1e-3)
+    close(places[0].norm(dim=-1), query.norm().expand(height, width))
 
 
 def model_of(name, **options):

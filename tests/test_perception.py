@@ -83,6 +83,15 @@ def test_distance_is_zero_for_equal_frames_and_symmetric():
     assert np.allclose(p.distance(a, b), p.distance(b, a), rtol=1e-6)
 
 
+def test_what_is_learned_by_is_the_distance_and_has_a_slope_on_blank_frames():
+    p, a, b = small(), frames(2), frames(2, seed=1)
+    pixels = [torch.tensor(f).movedim(-1, 1) / 127.5 - 1 for f in (a, b)]
+    assert np.allclose(p.compared(*pixels).numpy(), p.distance(a, b), rtol=1e-4)
+    blank = torch.zeros(1, 3, 64, 64, requires_grad=True)
+    p.compared(blank, pixels[1][:1] * 0).sum().backward()
+    assert torch.isfinite(blank.grad).all()
+
+
 def test_distance_by_its_formula():
     p, a, b = small(), frames(1, seed=1), frames(1, seed=2)
     expected = 0.0

@@ -341,8 +341,9 @@ class Video:
             if found:
                 curves[ASTRAY] = found
         files = self._show(folder, made, truth, context)
-        metrics["codec PSNR"] = self._show_codec(model, real[:4, :16], folder)
-        files["codec.png"] = f"Real frames, and below each what is left of it in a token: {metrics['codec PSNR']:.1f} dB."
+        metrics |= (kept := self._show_codec(model, real[:4, :16], folder))
+        lpips = f", LPIPS {kept['codec LPIPS']:.3f}" if "codec LPIPS" in kept else ""
+        files["codec.png"] = f"Real frames, and below each what is left of it in a token: {kept['codec PSNR']:.1f} dB{lpips}."
         film = film_of({"real": truth, **{name or "generated": clips for name, clips in shown.items()}}, folder)
         files[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
@@ -374,10 +375,11 @@ class Video:
             progress("frames of the world itself", i + 1, samples)
         return strayed
 
-    def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> float:
-        """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR."""
+    def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> dict[str, float]:
+        """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR, and LPIPS where its weights are at hand."""
         from ..film import contact_sheet
         from ..video_scores import psnr
+        from . import video_pictures
 
         tokens = encoded(model, frames[:, : frames.shape[1] // self.stack * self.stack])
         back = to_bytes(model.codec.decode(tokens))  # type: ignore[union-attr, operator]
@@ -385,7 +387,10 @@ class Video:
         rows = np.stack([frames, back], axis=1).reshape(-1, *frames.shape[1:])
         contact_sheet(rows, folder / "codec.png", names=["real", "encoded"] * len(frames), every=self.stack)
         error = psnr(frames, back)
-        return float(error[np.isfinite(error)].mean()) if np.isfinite(error).any() else float("inf")
+        scores = {"codec PSNR": float(error[np.isfinite(error)].mean()) if np.isfinite(error).any() else float("inf")}
+        if (eyes := video_pictures._eyes()) is not None:
+            scores["codec LPIPS"] = video_pictures._lpips(eyes, frames, back)
+        return scores
 
     def _judging_as(self, other: Video) -> Video:
         """The other's tokens and way of sampling, on this one's clips, as long and from as many frames."""

@@ -1,0 +1,171 @@
+"""The painter: a decoder that learns to draw what a trained model says, while the model stays as it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles import randomised, seeded
+from small import differing, small, walks_model, weights
+
+from diffusion_forcing import DiffusionForcing, painting
+from diffusion_forcing.config import PainterConfig, replace
+from diffusion_forcing.data.pictures import Painted, Painter, Patches, Pixels, floats
+from diffusion_forcing.painting import Painting
+from diffusion_forcing.perception import Perception
+from diffusion_forcing.tasks.video import Video
+from diffusion_forcing.train import train
+
+TASK = small("labyrinth").task
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model():
+    return DiffusionForcing.from_pretrained(walks_model(TASK))
+
+
+def experiment(**changes):
+    return small("labyrinth-painter", **changes)
+
+
+def batch(model, number=3):
+    """Frames as a painter's training has them, their actions and levels."""
+    assert isinstance(TASK, Video)
+    source = TASK.data_as(model.codec, raw=True).train
+    one = source.read(source.draw(number, seeded(0)))
+    return one.x, torch.randint(0, 1001, one.x.shape[:2], generator=seeded(1)), one.cond
+
+
+def test_a_painter_who_has_learned_nothing_adds_nothing(model):
+    patches = model.codec
+    painted = Painted(patches, Painter(8, 2, 4, (6, 4)))
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    torch.testing.assert_close(painted.decode(tokens), patches.decode(tokens))
+    randomised(painted.painter, seed=1)
+    assert (painted.decode(tokens) - patches.decode(tokens)).abs().max() > 0.01
+
+
+def test_tokens_are_as_they_were(model):
+    frames = torch.rand(2, 4, 16, 16, 3, generator=seeded(0))
+    before = model.codec.encode(frames)
+    assert torch.equal(Painting(model, (6, 4), perceptual=0).model.codec.encode(frames), before)
+    assert torch.equal(model.codec.variance, model.codec.patches.variance)
+
+
+def test_a_token_is_drawn_by_itself(model):
+    """What is drawn of one token depends on no other."""
+    codec = Painting(model, (6, 4), perceptual=0).model.codec
+    randomised(codec.painter, seed=1)
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    whole = codec.decode(tokens)
+    torch.testing.assert_close(whole[1:, 2:4], codec.decode(tokens[1:, 1:2]))
+
+
+def test_only_the_painter_learns_and_learns_to_draw(tmp_path):
+    options = {"steps": 150, "lr": 1e-2, "validate_every": 150, "ema": 0.9}
+    painter = PainterConfig(widths=(16, 8), most=0.0, perceptual=0.0)
+    train(experiment(model=painter, **{f"train__{name}": value for name, value in options.items()}), tmp_path, quiet=True)
+    before = weights_of(walks_model(TASK))
+    after = {name.replace("codec.patches.", "codec."): value for name, value in weights(tmp_path).items() if ".painter." not in name}
+    assert before.keys() == after.keys()
+    assert not differing(before, after)
+    drawer = DiffusionForcing.from_pretrained(tmp_path / "model")
+    assert isinstance(drawer.codec, Painted)
+    frames, _ = TASK.judged_by(6, 8, part="real")
+    tokens = drawer.codec.encode(floats(frames))
+    plain, drawn = ((codec.decode(tokens) - floats(frames)).abs().mean() for codec in (drawer.codec.patches, drawer.codec))
+    assert drawn < 0.95 * plain
+
+
+def weights_of(folder):
+    return DiffusionForcing.from_pretrained(folder).state_dict()
+
+
+def test_a_painted_model_rolls_out_and_is_trained_further_with_its_painter_as_it_is(tmp_path):
+    train(experiment(train__steps=2), tmp_path / "painted", quiet=True)
+    painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
+    frames, actions = TASK.judged_by(2, 8)
+    assert np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions)), axis=1).shape == (2, 4, 16, 16, 3)
+    further = replace(
+        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0
+    )  # fmt: skip
+    train(further, tmp_path / "further", quiet=True)
+    before, after = weights(tmp_path / "painted"), weights(tmp_path / "further")
+    changed = differing(before, after)
+    assert any("backbone" in name for name in changed)
+    assert not any("codec" in name for name in changed)
+
+
+def test_a_painter_can_go_on_painting(tmp_path):
+    train(experiment(train__steps=2), tmp_path / "first", quiet=True)
+    train(experiment(train__steps=2, train__init=str(tmp_path / "first"), model__widths=(4, 4)), tmp_path / "second", quiet=True)
+    changed = differing(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    assert changed
+    assert all("painter" in name for name in changed)
+
+
+def test_what_is_said_of_clean_tokens_is_themselves(model):
+    painter = Painting(randomised_backbone(model), (6, 4), most=1.0, perceptual=0)
+    x, k, cond = batch(model)
+    tokens = painter.model.codec.encode(Pixels(2).decode(x))
+    torch.testing.assert_close(painter.said(tokens, torch.zeros_like(k), cond), tokens, atol=1e-5, rtol=0)
+    noise = torch.randn(x.shape, generator=seeded(2))
+    said = painter.said(tokens, torch.full_like(k, 1000), cond, noise)
+    assert (said - tokens).abs().mean() > 0.1
+    # after clean ones, whatever their own levels: the last token's says nothing of the levels before
+    mixed = torch.full_like(k, 1000)
+    mixed[:, :-1] = 300
+    torch.testing.assert_close(painter.said(tokens, mixed, cond, noise)[:, -1], said[:, -1])
+
+
+def randomised_backbone(model):
+    randomised(model.backbone, seed=3)
+    return model
+
+
+def test_lpips_counts_beside_pixels(model, monkeypatch):
+    eyes = Perception((4, 4, 4, 4, 4), seeded(0))
+    monkeypatch.setattr(painting, "perception", lambda: eyes)
+    x, k, cond = batch(model)
+    noise = torch.randn(x.shape, generator=seeded(2))
+    plain = Painting(DiffusionForcing.from_pretrained(walks_model(TASK)), (6, 4), perceptual=0)
+    seeing = Painting(model, (6, 4), perceptual=2.0)
+    wrong, both = plain(x, k, cond, noise=noise), seeing(x, k, cond, noise=noise)
+    assert wrong.shape == both.shape == k.shape
+    frames = Pixels(2).decode(x)
+    drawn = seeing.model.codec.decode(seeing.said(seeing.model.codec.encode(frames), k, cond, noise))
+    which = k[0, 1] % 2 + 2  # of the second token's two frames
+    apart = eyes.compared(*(2 * f[:1, which].movedim(-1, 1) - 1 for f in (drawn, frames)))
+    torch.testing.assert_close(both[0, 1] - wrong[0, 1], 2 * apart[0])
+    both.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in seeing.parameters() if p.requires_grad)
+    assert {name for name, p in seeing.named_parameters() if p.requires_grad} == {n for n, _ in seeing.named_parameters() if "painter" in n}
+    assert not any("eyes" in name for name in seeing.state_dict())
+
+
+def test_a_painter_needs_a_model(tmp_path):
+    with pytest.raises(ValueError, match=r"a painter draws what a trained model says: name that model, .* by --train.init"):
+        train(experiment(train__init=None), tmp_path, quiet=True)
+
+
+def test_a_painter_needs_patches(model):
+    model.codec = Pixels(2)
+    with pytest.raises(ValueError, match="draws tokens of patches; this model's are Pixels, which need none"):
+        Painting(model)
+
+
+def test_widths_lead_from_a_patch_to_a_pixel(model):
+    assert isinstance(model.codec, Patches)
+    with pytest.raises(ValueError, match=r"3 of them 8 times as large; got patches of 4 px, give as many widths as halve them to one"):
+        Painting(model, (4, 4, 4), perceptual=0)
+
+
+@pytest.mark.parametrize("options", [{"most": 1.5}, {"most": -0.1}, {"perceptual": -1.0}])
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match="most is a share of the levels, 0 to 1, and perceptual 0 or more; got"):
+        dataclasses.replace(PainterConfig(), **options)
