@@ -6,7 +6,7 @@ Train with each token at its own random level; then one model and a schedule mat
 """
 
 from .backbones import RNN, Backbone, Transformer
-from .guidance import blend, classifier_free, guide, history
+from .guidance import blend, classifier_free, guide, history, recall
 from .levels import Levels, continued, independent, mixture, remembered, shared, staircase, teacher_forced
 from .likelihood import elbo
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
@@ -48,6 +48,7 @@ __all__ = [
     "mixture",
     "pin",
     "pyramid",
+    "recall",
     "remembered",
     "rollout",
     "sample",

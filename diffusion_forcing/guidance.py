@@ -2,7 +2,8 @@
 
 guide            a differentiable reward of the whole sequence; with draws > 1, Monte Carlo guidance
 classifier_free  away from "no condition", towards the condition
-history          away from "no past" (or a vague one), towards the past
+history          away from "no past" (or a vague one), towards the past, of tokens within the window
+recall           the same for a past inside a state, as roll-outs have it
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from .backbones import State
-from .model import Denoise, DiffusionForcing
+from .model import Denoise, Denoiser, DiffusionForcing
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
 from .step import ddim_step
@@ -143,7 +144,7 @@ def history(
 
     tokens: which tokens of the window are history. level: how vague: K (None) is no history at all, less leaves its outline.
     A model trained with independent levels has seen histories at every level, so this needs no training of its own.
-    For a history inside a state, blend denoisers whose states were absorbed at different levels.
+    For a history inside a state see `recall`.
     """
     vague = schedule.levels if level is None else level
     if not 0 <= vague <= schedule.levels:
@@ -158,6 +159,17 @@ def history(
         return denoise(x_vague, k_vague)
 
     return blend([denoise, without], [scale, 1 - scale])
+
+
+def recall(denoise: Denoiser, scale: float) -> Denoise:
+    """Towards what the past in its state says, away from what a model would say that knows of none: `history`, for roll-outs.
+
+    scale: 0 is as if there were no past, 1 the plain model, more exaggerates. To be given to `rollout` or `stream`:
+    `wrap=partial(recall, scale=2.0)`. Two passes a step instead of one, where there is a past.
+    """
+    if scale == 1 or denoise.state is None:
+        return denoise
+    return blend([denoise, denoise.model.denoiser(denoise.cond)], [scale, 1 - scale])
 
 
 def _noise_further(schedule: NoiseSchedule, x: Tensor, k: Tensor, k_more: Tensor, noise: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class Player:
         cond = self._cond(actions.astype(np.float32))
         matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
         how = preferred(model)
-        x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, eta=sampling.eta, generator=self.generator)
+        x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
+                 generator=self.generator)  # fmt: skip
         return to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
 
 

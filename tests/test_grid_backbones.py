@@ -4,7 +4,7 @@ import pytest
 import torch
 from oracles import randomised, seeded
 
-from diffusion_forcing import DiffusionForcing, NoiseSchedule, autoregressive, cosine, pyramid, rollout
+from diffusion_forcing import DiffusionForcing, NoiseSchedule, autoregressive, cosine, pyramid, recall, rollout
 from diffusion_forcing.backbones import BACKBONES, ConvRNN, SpaceTime
 from diffusion_forcing.backbones.space_time import Memory, Turned
 from diffusion_forcing.data.pictures import Patches
@@ -500,6 +500,26 @@ def test_a_denoiser_serves_copies_of_its_clips(name):
     plain = denoise(x[:, 3:], k[:, 3:])
     twice = denoise(x[:, 3:].repeat_interleave(2, dim=0), k[:, 3:].repeat_interleave(2, dim=0))
     close(twice.x0, plain.x0.repeat_interleave(2, dim=0))
+
+
+@every_net
+def test_recalling_the_past_leads_away_from_what_is_said_without(name):
+    model, (x, _, cond) = model_of(name), sequence()
+    state = model.absorb(x[:, :4], cond[:, :4])
+    token, k, told = x[:, 4:5], torch.full((3, 1), 30), cond[:, 4:5]
+    with_it, without = model.predict(token, k, told, state), model.predict(token, k, told)
+    denoise = model.denoiser(told, state)
+    for scale in (0.0, 1.0, 2.5):
+        said = recall(denoise, scale)(token, k)
+        close(said.x0, without.x0 + scale * (with_it.x0 - without.x0))
+        close(said.eps, without.eps + scale * (with_it.eps - without.eps))
+    assert recall(denoise, 1.0) is denoise
+    nothing = model.denoiser(told)
+    assert recall(nothing, 3.0) is nothing
+    # asked again, of other tokens and of copies, a denoiser says what the model says
+    close(denoise(2 * token, k).x0, model.predict(2 * token, k, told, state).x0)
+    copies = [part.repeat_interleave(2, dim=0) for part in (token, k, told)]
+    close(denoise(copies[0], copies[1]).x0, model.predict(*copies, repeat_state(state, 2)).x0)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -426,6 +426,18 @@ def test_a_longer_roll_out_begins_like_a_shorter_one(model, real):
     np.testing.assert_array_equal(roll(model, 10, frames[:, :2], actions)[:, :4], roll(model, 4, frames[:, :2], actions))
 
 
+def test_a_roll_out_may_be_led_more_by_its_past(model, real):
+    def frames(task, history, context=real[0][:, :4]):
+        sampling = changed(TASK.sampling, history=history)
+        return np.concatenate(list(task.roll_out(model, 4, context, real[1], generator=seeded(0), sampling=sampling)), axis=1)
+
+    assert (frames(TASK, 1.0) == frames(TASK, 1.0)).all()
+    assert (frames(TASK, 1.0) != frames(TASK, 3.0)).any()
+    # the first token after nothing has no past to be led by
+    assert (frames(TASK, 1.0, None)[:, :2] == frames(TASK, 3.0, None)[:, :2]).all()
+    assert (frames(TASK, 1.0, None)[:, 2:] != frames(TASK, 3.0, None)[:, 2:]).any()
+
+
 def test_a_roll_out_sets_out_from_nothing(model, real):
     frames, actions = real
     made = roll(model, 6, None, actions)
@@ -840,6 +852,11 @@ def test_options_of_the_codec_are_refused_when_it_is_fitted(options, words):
         ({"steps": 0}, "steps counts from 1; got 0"),
         ({"horizon": 0}, "horizon counts from 1; got 0"),
         ({"context": -1}, "context counts tokens, from 0; got -1"),
+        ({"history": -1.0}, r"history is 0 \(as if there were none\), 1 \(as it is\) or more; got -1.0"),
+        (
+            {"history": 2.0, "schedule": "conveyor", "horizon": 2},
+            "no past of their own .* got history 2.0, set it to 1",
+        ),
     ],
     ids=str,
 )
@@ -869,6 +886,7 @@ TOKENS = {
     "labyrinth": ((64, 8, 8), 4 * 2),
     "labyrinth-gru": ((64, 8, 8), 4 * 2),
     "voxels": ((64, 8, 8), 4 * 2),
+    "doom": ((64, 8, 8), 4 * 2),
     "clips": ((64, 8, 8), 0),
     "dmlab": ((12, 64, 64), 4 * 3),
     "minecraft": ((24, 128, 128), 8 * 4),

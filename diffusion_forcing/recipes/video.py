@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig
+from ..envs.doom import Doom
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..tasks.video import Folder, RollOut, Video
@@ -26,6 +27,11 @@ def labyrinth() -> Experiment:
 def voxels() -> Experiment:
     """Walks through a landscape of blocks, 64 px: as labyrinth, but for the data."""
     return Experiment(Video(Voxels()), SMALL, TRAIN)
+
+
+def doom() -> Experiment:
+    """Walks through mazes of Doom, drawn by ViZDoom, 64 px: as labyrinth, but for the data."""
+    return Experiment(Video(Doom()), SMALL, TRAIN)
 
 
 def clips() -> Experiment:
@@ -89,6 +95,7 @@ VIDEO = {
     "labyrinth-gru": labyrinth_gru,
     "voxels": voxels,
     "voxels-painter": voxels_painter,
+    "doom": doom,
     "clips": clips,
     "clips-painter": clips_painter,
     "dmlab": dmlab,

@@ -19,15 +19,17 @@ from ..backbones.space_time import SpaceTime
 from ..checks import check_divides, check_options
 from ..data.clip_windows import ClipWindows
 from ..data.pictures import Painted, Patches, Pixels, floats, to_bytes
+from ..envs.doom import Doom
 from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
+from ..guidance import recall
 from ..matrix import by_name
 from ..sampling import conveyor, stream
 from .base import Evaluation, Progress, Table, TaskData
 
 if TYPE_CHECKING:
     from ..data.clips import ClipSet
-    from ..model import DiffusionForcing
+    from ..model import Denoise, DiffusionForcing
 
 Frames = NDArray[np.uint8]
 FIT = 200  # clips that the codec is fitted to
@@ -70,6 +72,9 @@ class RollOut:
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    history: float = 1.0
+    """Towards what the past says, away from what would be said without one: 1 is the model as it is, 2 exaggerates, with more contrast and
+    less drift, at two passes a step."""
     compile: bool = False
     """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then a
     little sooner, on a busy machine more so. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler."""
@@ -80,16 +85,24 @@ class RollOut:
         check_options(self, "steps", "horizon")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta goes from 0 (no fresh noise) to 1 (ancestral); got {self.eta}")
+        if not 0 <= self.history < float("inf"):
+            raise ValueError(f"history is 0 (as if there were none), 1 (as it is) or more; got {self.history}")
+        if self.history != 1 and self.schedule == "conveyor":
+            raise ValueError(f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, set it to 1")
         for name in ("context", "between"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
+
+    def wrap(self) -> Callable[[Any], Denoise] | None:
+        """Guidance, as samplers take it."""
+        return None if self.history == 1 else functools.partial(recall, scale=self.history)
 
 
 @dataclass(frozen=True)
 class Video:
     """Clips of a world, how they become tokens, and how roll-outs are judged."""
 
-    world: Labyrinth | Voxels | Folder = field(default_factory=Labyrinth)
+    world: Labyrinth | Voxels | Doom | Folder = field(default_factory=Labyrinth)
     """Where clips come from."""
     clips: int = 2000
     """Clips to train on, of a world that is drawn."""
@@ -215,7 +228,7 @@ class Video:
             chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **options)
         else:
             matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
-            chunks = stream(model, matrix, tokens, given, cond, **options)
+            chunks = stream(model, matrix, tokens, given, cond, wrap=sampling.wrap(), **options)
         left = length
         for chunk in chunks:
             shown = to_bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
@@ -243,7 +256,7 @@ class Video:
         ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
         matrix = by_name("full_sequence", 1, ladder, 1.0)
         here = None if cond is None else cond[:, : before + tokens]
-        made = torch.cat(list(stream(model, matrix, tokens, past, here, generator=generator)), dim=1)
+        made = torch.cat(list(stream(model, matrix, tokens, past, here, wrap=self.sampling.wrap(), generator=generator)), dim=1)
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
             heard = Generator(model.device).manual_seed(0)
@@ -393,11 +406,12 @@ class Video:
         return scores
 
     def _judging_as(self, other: Video) -> Video:
-        """The other's tokens and way of sampling, on this one's clips, as long and from as many frames."""
+        """The other's tokens and way of sampling, on this one's clips, from as many frames, as long, as many steps, led as much."""
         frames = self.sampling.context * self.stack
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
-        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps)
+        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps,
+                                       history=self.sampling.history)  # fmt: skip
         return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
 
     def _turning(self, samples: int, context: int) -> NDArray[np.bool_] | None:
