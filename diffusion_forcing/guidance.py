@@ -9,13 +9,13 @@ recall           the same for a past inside a state, as roll-outs have it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
 
 from .backbones import State
-from .model import Denoise, Denoiser, DiffusionForcing
+from .model import Denoise, Denoiser, DiffusionForcing, join_states
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
 from .step import ddim_step
@@ -169,7 +169,21 @@ def recall(denoise: Denoiser, scale: float) -> Denoise:
     """
     if scale == 1 or denoise.state is None:
         return denoise
-    return blend([denoise, denoise.model.denoiser(denoise.cond)], [scale, 1 - scale])
+    model = denoise.model
+    backbone: Any = model.backbone
+    if not hasattr(backbone, "ready"):
+        return blend([denoise, model.denoiser(denoise.cond)], [scale, 1 - scale])
+    both: dict[int, Denoiser] = {}  # by how many sequences: those with their past, then the same without, in one pass
+
+    def led(x: Tensor, k: Tensor) -> Prediction:
+        if len(x) not in both:
+            cond, state = denoise.bound(len(x))
+            both[len(x)] = model.denoiser(None if cond is None else torch.cat([cond, cond]), join_states(state, backbone.start(x)))
+        x0, eps, _ = both[len(x)](torch.cat([x, x]), torch.cat([k, k]))
+        (x0_with, x0_without), (eps_with, eps_without) = x0.chunk(2), eps.chunk(2)
+        return Prediction(torch.lerp(x0_without, x0_with, scale), torch.lerp(eps_without, eps_with, scale))
+
+    return led
 
 
 def _noise_further(schedule: NoiseSchedule, x: Tensor, k: Tensor, k_more: Tensor, noise: Tensor) -> Tensor:

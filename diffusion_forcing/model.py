@@ -286,6 +286,14 @@ def repeat_state(state: State, copies: int) -> State:
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
 
+def join_states(one: State, other: State) -> State:
+    """Two states of one make as one: (a, ...) and (b, ...) to (a + b, ...)."""
+    if isinstance(one, Tensor):
+        return torch.cat([one, other])
+    parts = [join_states(*pair) for pair in zip(one, other, strict=True)]
+    return type(one)(*parts) if hasattr(one, "_fields") else type(one)(parts)
+
+
 def _once(amplitude: Tensor) -> Tensor:
     """(b, t, ...) to (1, t, ...) where all sequences are alike: what depends on levels only is then worked out once for all."""
     return amplitude[:1] if len(amplitude) > 1 and bool((amplitude == amplitude[:1]).all()) else amplitude

@@ -17,6 +17,7 @@ from torch import Generator
 
 from .data.clips import fit, read_actions
 from .data.pictures import to_bytes
+from .envs.doom import Doom
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
 from .sampling import Past, grow, preferred
@@ -97,7 +98,7 @@ def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:
     """What each key does: an action (a,). Clips of one's own have a digit for each kind of action."""
     if isinstance(task.world, Folder):
         return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))}
-    right = 1.0 if isinstance(task.world, Labyrinth) else -1.0
+    right = 1.0 if isinstance(task.world, Labyrinth | Doom) else -1.0
     return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)}
 
 

@@ -31,7 +31,7 @@ class Options:
 def main(options: Options) -> None:
     folder = HERE / (options.name or options.run.resolve().name)
     tensors = load_file(options.run / "model" / "model.safetensors")
-    half = {name: tensor.half() if name.startswith("backbone.") else tensor for name, tensor in tensors.items()}
+    half = {name: tensor.half() if name.startswith(("backbone.", "codec.painter.")) else tensor for name, tensor in tensors.items()}
     off = max(float((tensor.float() - tensors[name].float()).abs().max()) for name, tensor in half.items() if tensor.numel())
     (folder / "model").mkdir(parents=True, exist_ok=True)
     file = folder / "model" / "model.safetensors"

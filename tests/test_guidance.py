@@ -20,6 +20,7 @@ from diffusion_forcing import (
     linear,
     pin,
     pyramid,
+    recall,
     sample,
 )
 
@@ -501,6 +502,18 @@ def test_a_vague_history_is_noised_on_to_its_level_and_never_back():
     for token in (0, 1):
         assert vague[:, token].mean().item() == pytest.approx(2 * SCHEDULE.alpha(at).item(), abs=0.02)
         assert vague[:, token].std().item() == pytest.approx(SCHEDULE.sigma(at).item(), abs=0.02)
+
+
+@pytest.mark.parametrize("rnn", [True, False])
+def test_recall_is_history_guidance_for_a_past_inside_a_state(rnn):
+    net = model(rnn=rnn)
+    x, k = torch.randn(3, 6, 1, generator=seeded(0)), levels(0, 0, 0, 600, 900, 900, n=3)
+    denoise = net.denoiser(None, net.absorb(x[:, :3]))
+    with_it, without = denoise(x[:, 3:], k[:, 3:]), net.predict(x[:, 3:], k[:, 3:])
+    said = recall(denoise, 2.0)(x[:, 3:], k[:, 3:])
+    assert not torch.allclose(with_it.x0, without.x0, atol=1e-3)
+    torch.testing.assert_close(said.x0, 2 * with_it.x0 - without.x0)
+    torch.testing.assert_close(said.eps, 2 * with_it.eps - without.eps)
 
 
 def test_history_leaves_its_inputs_alone():

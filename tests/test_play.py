@@ -11,6 +11,7 @@ from torch import Generator
 
 from diffusion_forcing.cli import _moved
 from diffusion_forcing.config import ConvRNNConfig, ModelConfig, SpaceTimeConfig
+from diffusion_forcing.envs.doom import Doom
 from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.envs.voxels import Voxels
 from diffusion_forcing.play import Player, PlayOptions, actions_of, keys_of, play, read_picture
@@ -63,6 +64,7 @@ def test_turning_right_is_turning_right_in_both_worlds():
     labyrinth, voxels = (keys_of(Video(world), 2) for world in (Labyrinth(), Voxels()))
     assert labyrinth["d"] == (0.0, 1.0)  # positive to the right
     assert voxels["d"] == (0.0, -1.0)  # positive to the left
+    assert keys_of(Video(Doom()), 2) == labyrinth
     assert labyrinth["e"][0] == voxels["e"][0] == 1.0
     assert keys_of(Video(Folder()), 3) == {"0": (1.0, 0.0, 0.0), "1": (0.0, 1.0, 0.0), "2": (0.0, 0.0, 1.0)}
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -185,7 +185,8 @@ def _shrink(screen: Frame, frame: Frame) -> None:
     """Write means from the middle square of a screen (h, w, 3) to a frame (px, px, 3): of many x many pixels, in whole numbers."""
     height, width = screen.shape[:2]
     many = height // len(frame)
-    first = np.arange(len(frame)) * height // len(frame)
+    middle = (2 * np.arange(len(frame)) + 1) * height  # in halves of a frame's pixel, as everything here
+    first = (middle + (1 - many) * len(frame)) // (2 * len(frame))
     square = screen[:, (width - height) // 2 :][:, :height].astype(np.uint16)  # room for 15 x 15 bytes, the most there can be
     rows = sum((square[first + i] for i in range(1, many)), square[first])
     total = sum((rows[:, first + i] for i in range(1, many)), rows[:, first])
@@ -354,7 +355,7 @@ class Engine:
         return tuple(self._game.get_state().game_variables[:2]) == (x, y)
 
 
-@lru_cache(maxsize=2)
+@cache
 def _engine(height: int, process: int) -> Engine:
     """One for each screen, and for each process: a forked one must not speak to its parent's."""
     return Engine(height)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig
 from ..envs.doom import Doom
 from ..envs.labyrinth import Labyrinth
@@ -41,9 +39,8 @@ def clips() -> Experiment:
 
 def painter(experiment: Experiment) -> Experiment:
     """The second stage of a small model: a decoder that draws what it says, the model itself left as it is."""
-    assert isinstance(experiment.task, Video)
-    train = TrainConfig(steps=None, minutes=15.0, batch=4, lr=1e-3, ema=0.998, warmup=50, validate_every=250)
-    return Experiment(replace(experiment.task, tokens=5), PainterConfig(), train)
+    train = TrainConfig(steps=None, minutes=15.0, batch=3, lr=1e-3, ema=0.998, warmup=50, validate_every=1000)
+    return Experiment(experiment.task, PainterConfig(), train)
 
 
 def labyrinth_painter() -> Experiment:

@@ -367,6 +367,8 @@ class Video:
             )
         rows = tuple((score, *(f"{column[score]:.4g}" if score in column else "" for column in columns)) for score in columns[0])
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
+        if self.sampling.history != 1:
+            title += f", history {self.sampling.history:g}"
         heads = ["", *(name or ("this run" if len(columns) > 1 else "figure") for name in runs), ASTRAY][: 1 + len(columns)]
         return Evaluation(metrics, (Table(title, tuple(heads), rows),), files)
 
