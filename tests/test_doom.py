@@ -5,8 +5,10 @@ import re
 import struct
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -198,6 +200,16 @@ def test_another_process_makes_the_same_clips_and_leaves_nothing_behind(tmp_path
     assert ended.stdout.strip() == hashlib.sha256(b"".join(part.tobytes() for part in clip)).hexdigest()
     assert ended.stderr == ""
     assert list(scratch.iterdir()) == list(here.iterdir()) == []
+
+
+@drawn
+def test_processes_of_a_pool_make_the_same_clips_and_end_their_engines(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        frames = pool.submit(WORLD.clip, 2, 10).result().frames
+        assert list(tmp_path.iterdir()), "where an engine runs"
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(frames, WORLD.clip(2, 10).frames)
 
 
 @drawn

@@ -7,17 +7,18 @@ block and 1 / 65536 of a turn: so that a frame depends on its map and pose alone
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
+import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from multiprocessing.util import Finalize
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -252,8 +253,8 @@ class Engine:
             import vizdoom
         except ImportError as error:
             raise ImportError("the world of Doom is drawn by vizdoom: pip install 'diffusion_forcing[doom]'") from error
-        self._folder = TemporaryDirectory(prefix="diffusion_forcing_doom_")
-        self._file = Path(self._folder.name) / "maze.wad"
+        self._folder = mkdtemp(prefix="diffusion_forcing_doom_")
+        self._file = Path(self._folder) / "maze.wad"
         self._map = b""
         self._room = 0
         self._loads = 0
@@ -278,7 +279,8 @@ class Engine:
         where = (known.CAMERA_POSITION_X, known.CAMERA_POSITION_Y, known.CAMERA_POSITION_Z, known.CAMERA_FOV, known.CAMERA_ANGLE)
         game.set_available_game_variables(list(where))
         self._game = game
-        atexit.register(self.close)
+        # not atexit: that is left out where a process of a pool ends, and its engine would go on alone
+        self._ending = Finalize(None, _end, (game, self._folder), exitpriority=10)
 
     def film(self, level: bytes, views: NDArray[np.int64]) -> Iterator[Frame]:
         """Screens (h, w, 3) of a map as `textmap` writes it, one for each of `cameras` (t, 3)."""
@@ -301,9 +303,7 @@ class Engine:
 
     def close(self) -> None:
         """End the engine and remove its files."""
-        self._game.close()
-        self._folder.cleanup()
-        atexit.unregister(self.close)
+        self._ending()
 
     def _load(self, level: bytes, x: int, y: int) -> None:
         """Go to a map, beginning near x, y.
@@ -326,7 +326,7 @@ class Engine:
         self._game.close()
         self._room = 2 * len(text) + SPARE
         self._write(text)
-        with _inside(self._folder.name):  # where it makes folders of its own
+        with _inside(self._folder):  # where it makes folders of its own
             self._game.init()
         if not self._begins_at(x, y):
             raise RuntimeError("the engine did not load the map it was given; pip install -U vizdoom may help")
@@ -353,6 +353,11 @@ class Engine:
 
     def _begins_at(self, x: int, y: int) -> bool:
         return tuple(self._game.get_state().game_variables[:2]) == (x, y)
+
+
+def _end(game: Any, folder: str) -> None:
+    game.close()  # which writes to its folder once more
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
