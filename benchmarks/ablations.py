@@ -97,7 +97,7 @@ def base(options: Options) -> Experiment:
     assert isinstance(e.task, Video)
     task = replace(
         e.task, world=dataclasses.replace(e.task.world, px=options.px), clips=options.clips, length=options.length,
-        sampling=replace(e.task.sampling, steps=10),
+        sampling=replace(e.task.sampling, steps=10, history=1.0),
     )  # fmt: skip
     settings = replace(
         e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep=True,
