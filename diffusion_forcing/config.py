@@ -224,7 +224,8 @@ class TrainConfig:
     """Share of sequences whose first token, or as many as the data call their context, is given: clean, whatever level was drawn."""
     looks: int = 1
     """Of draws that give the past levels of its own (teacher_forced, remembered): noisy versions of each token that learn from one reading
-    of the past, each at its own level. The past is half of the work where there is one, a quarter where there are three."""
+    of the past, each at its own level. By SpaceTime that past is half of the work where there is one, a quarter where there are three;
+    other backbones read it for each."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     init: str | None = None
@@ -275,6 +276,8 @@ class TrainConfig:
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
         if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1 or not 0 <= self.given <= 1:
             raise ValueError(f"ema lies in [0, 1), cond_drop and given in [0, 1]; got {self.ema}, {self.cond_drop}, {self.given}")
+        if self.looks > 1 and "+" in self.draw:
+            raise ValueError(f"several looks share one past, so that they follow one draw; got {self.draw!r}, set --train.looks 1")
         drawn = level_draws.by_name(self.draw)((1, 2), 10, Generator())
         if self.looks > 1 and drawn.past is None:
             raise ValueError("several looks share one past, which needs a draw that gives it levels of its own (as remembered); "

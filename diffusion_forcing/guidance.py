@@ -165,20 +165,25 @@ def recall(denoise: Denoiser, scale: float) -> Denoise:
     """Towards what the past in its state says, away from what a model would say that knows of none: `history`, for roll-outs.
 
     scale: 0 is as if there were no past, 1 the plain model, more exaggerates. To be given to `rollout` or `stream`:
-    `wrap=partial(recall, scale=2.0)`. Two passes a step instead of one, where there is a past.
+    `wrap=partial(recall, scale=2.0)`. Two passes a step instead of one, where there is a past. Other guidance goes around it.
     """
+    if not isinstance(denoise, Denoiser):
+        raise ValueError(
+            "recall asks the model itself, with and without its past: let it be the innermost, guide(recall(denoiser, ...), ...)"
+        )
     if scale == 1 or denoise.state is None:
         return denoise
     model = denoise.model
     backbone: Any = model.backbone
     if not hasattr(backbone, "ready"):
         return blend([denoise, model.denoiser(denoise.cond)], [scale, 1 - scale])
+    cond, state = denoise.cond, denoise.state
     both: dict[int, Denoiser] = {}  # by how many sequences: those with their past, then the same without, in one pass
 
     def led(x: Tensor, k: Tensor) -> Prediction:
         if len(x) not in both:
-            cond, state = denoise.bound(len(x))
-            both[len(x)] = model.denoiser(None if cond is None else torch.cat([cond, cond]), join_states(state, backbone.start(x)))
+            told, past = Denoiser(model, cond, state).bound(len(x))
+            both[len(x)] = model.denoiser(None if told is None else torch.cat([told, told]), join_states(past, backbone.start(x)))
         x0, eps, _ = both[len(x)](torch.cat([x, x]), torch.cat([k, k]))
         (x0_with, x0_without), (eps_with, eps_without) = x0.chunk(2), eps.chunk(2)
         return Prediction(torch.lerp(x0_without, x0_with, scale), torch.lerp(eps_without, eps_with, scale))

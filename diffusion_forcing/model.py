@@ -90,6 +90,9 @@ class DiffusionForcing(Pretrained, nn.Module):
         if past is not None and len(k) > len(x):
             check_divides(len(x), len(k), "k gives each noisy version of a sequence its levels, as many of each")
             x, cond = repeat_state(x, len(k) // len(x)), repeat_state(cond, len(k) // len(x))
+        if past is not None and (len(past) < 1 or len(x) % len(past) or (noise is not None and noise.shape != x.shape)):
+            raise ValueError(f"noise is as large as the noisy versions, and each sequence has one past; got {len(k)} versions, "
+                             f"noise of {None if noise is None else len(noise)} and {len(past)} pasts")  # fmt: skip
         cond = self._check(x, k, cond)
         noise = torch.randn_like(x) if noise is None else noise
         alpha, sigma = self._amplitudes(x, k)
@@ -243,15 +246,16 @@ class Denoiser:
         self.model = model
         self.cond = cond
         self.state = state
-        self._ready: tuple[int, State] | None = None  # for how many sequences, and what
+        self._ready: tuple[int, State, State] | None = None  # for how many sequences, of which state, and what
 
     def __call__(self, x: Tensor, k: Tensor) -> Prediction:
         cond, state = self.bound(len(x))
-        if x.shape[1] == 1 and hasattr(self.model.backbone, "ready"):
-            # A token that comes alone meets the same past at every step: what it needs of that is worked out once.
-            if self._ready is None or self._ready[0] != len(x):
-                self._ready = len(x), self.model.backbone.ready(x, state)
-            state = self._ready[1]
+        if x.shape[1] == 1 and hasattr(self.model.backbone, "ready") and not torch.is_grad_enabled():
+            # A token that comes alone meets the same past at every step: what it needs of that is worked out once. (Not where gradients
+            # are asked for, which may be of the past or of weights that change.)
+            if self._ready is None or self._ready[0] != len(x) or self._ready[1] is not self.state:
+                self._ready = len(x), self.state, self.model.backbone.ready(x, state)
+            state = self._ready[2]
         return self.model.predict(x, k, cond, state)
 
     def check(self, x: Tensor, k: Tensor) -> None:

@@ -18,8 +18,9 @@ from .schedule import NoiseSchedule
 
 
 class Painting(nn.Module):
-    """A model whose decoder is in training. Called as `DiffusionForcing` is, on frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
+    """A model whose decoder is in training, in place: it is given a painter, and all else of it is frozen.
 
+    Called as `DiffusionForcing` is, on frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
     most: noise the model sees tokens in goes up to this share of its levels. perceptual: how much LPIPS counts beside the absolute error
     of pixels; 0 leaves it out, and the drawings a little blurred.
     """
@@ -31,6 +32,9 @@ class Painting(nn.Module):
         codec = model.codec
         if isinstance(codec, Patches):
             codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, widths))
+        elif isinstance(codec, Painted) and codec.painter.config["widths"] != list(widths):
+            raise ValueError(f"that model has a painter of widths {codec.painter.config['widths']} already; got {list(widths)}: "
+                             "give the same --model.widths, or begin with the model from before it was painted")  # fmt: skip
         if not isinstance(codec, Painted):
             raise ValueError(f"a painter draws tokens of patches; this model's are {type(codec).__name__}, which need none")
         model.codec = codec
@@ -59,7 +63,10 @@ class Painting(nn.Module):
             return wrong
         # One frame a token, by its level as good as drawn: AlexNet costs as much as all the rest.
         which = (k % codec.stack).flatten()
-        one = [rearrange(f, "b (t s) h w c -> (b t) s c h w", s=codec.stack)[torch.arange(len(which)), which] for f in (drawn, frames)]
+        one = [
+            rearrange(f, "b (t s) h w c -> (b t) s c h w", s=codec.stack)[torch.arange(len(which), device=k.device), which]
+            for f in (drawn, frames)
+        ]
         eyes = self._eyes[0].to(x.device)
         return wrong + self.perceptual * eyes.compared(2 * one[0] - 1, 2 * one[1] - 1).view_as(wrong)
 

@@ -313,8 +313,7 @@ def _pooled(layers: list[Tensor]) -> Array:
 
 def _unit(layers: list[Tensor]) -> list[Tensor]:
     """Each position's channels scaled to length 1."""
-    # Where all are 0 a root has no slope: the tiny number within gives it one.
-    return [x / (((x**2).sum(1, keepdim=True) + EPS**2).sqrt() + EPS) for x in layers]
+    return [x / ((x**2).sum(1, keepdim=True).sqrt() + EPS) for x in layers]
 
 
 def _joined(parts: list[Array]) -> Array:

@@ -57,6 +57,12 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.judge loss")
     if isinstance(experiment.model, PainterConfig) and config.init is None:
         raise ValueError("a painter draws what a trained model says: name that model, a run's folder or a shipped one, by --train.init")
+    if isinstance(experiment.model, PainterConfig) and config.looks > 1:
+        raise ValueError(
+            f"a painter's model sees a clean past, of which there is nothing to share; got looks={config.looks}, set --train.looks 1"
+        )
+    if isinstance(experiment.model, PainterConfig) and config.parallel == "fsdp":
+        raise ValueError("a painter asks its model by parts of the network that fsdp does not gather; use --train.parallel ddp")
     with world(config.device) as here, interruptible() as interrupt:
         if config.threads is not None:
             torch.set_num_threads(config.threads)

@@ -508,6 +508,7 @@ def test_recalling_the_past_leads_away_from_what_is_said_without(name):
     state = model.absorb(x[:, :4], cond[:, :4])
     token, k, told = x[:, 4:5], torch.full((3, 1), 30), cond[:, 4:5]
     with_it, without = model.predict(token, k, told, state), model.predict(token, k, told)
+    assert (with_it.x0 - without.x0).abs().max() > 1e-3
     denoise = model.denoiser(told, state)
     for scale in (0.0, 1.0, 2.5):
         said = recall(denoise, scale)(token, k)
@@ -518,6 +519,10 @@ def test_recalling_the_past_leads_away_from_what_is_said_without(name):
     assert recall(nothing, 3.0) is nothing
     # asked again, of other tokens and of copies, a denoiser says what the model says
     close(denoise(2 * token, k).x0, model.predict(2 * token, k, told, state).x0)
+    other = model.absorb(-x[:, :4], cond[:, :4])
+    denoise.state = other
+    close(denoise(token, k).x0, model.predict(token, k, told, other).x0)
+    denoise.state = state
     copies = [part.repeat_interleave(2, dim=0) for part in (token, k, told)]
     close(denoise(copies[0], copies[1]).x0, model.predict(*copies, repeat_state(state, 2)).x0)
 

@@ -514,6 +514,8 @@ def test_recall_is_history_guidance_for_a_past_inside_a_state(rnn):
     assert not torch.allclose(with_it.x0, without.x0, atol=1e-3)
     torch.testing.assert_close(said.x0, 2 * with_it.x0 - without.x0)
     torch.testing.assert_close(said.eps, 2 * with_it.eps - without.eps)
+    with pytest.raises(ValueError, match="let it be the innermost"):
+        recall(lambda x, k: denoise(x, k), 2.0)
 
 
 def test_history_leaves_its_inputs_alone():

@@ -153,6 +153,30 @@ def test_a_painter_needs_a_model(tmp_path):
         train(experiment(train__init=None), tmp_path, quiet=True)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"train__looks": 2, "train__draw": "remembered"}, "nothing to share; got looks=2"),
+        ({"train__parallel": "fsdp"}, "use --train.parallel ddp"),
+    ],
+    ids=["looks", "fsdp"],
+)  # fmt: skip
+def test_a_painter_is_not_trained_so(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        train(experiment(**options), tmp_path, quiet=True)
+
+
+def test_a_painter_that_goes_on_keeps_its_widths(model):
+    painted = Painting(model, (6, 4), perceptual=0).model
+    with pytest.raises(ValueError, match=r"a painter of widths \[6, 4\] already; got \[8, 4\]: give the same --model.widths"):
+        Painting(painted, (8, 4), perceptual=0)
+
+
+def test_patches_of_another_size_are_refused(model):
+    with pytest.raises(ValueError, match=r"that model's patches have 4 px, this task's 8; add --task.patch 4"):
+        dataclasses.replace(TASK, patch=8).data_as(model.codec)
+
+
 def test_a_painter_needs_patches(model):
     model.codec = Pixels(2)
     with pytest.raises(ValueError, match="draws tokens of patches; this model's are Pixels, which need none"):

@@ -287,8 +287,10 @@ def test_several_looks_train_in_shares_as_in_one(tmp_path):
 
 
 def test_several_looks_need_a_past_of_their_own():
-    with pytest.raises(ValueError, match=r"several looks share one past, .* got looks=2 and .*, set --train.looks 1"):
-        small(train__looks=2)
+    with pytest.raises(ValueError, match=r"several looks share one past, .* got looks=2 and draw='shared', set --train.looks 1"):
+        small(train__looks=2, train__draw="shared")
+    with pytest.raises(ValueError, match=r"they follow one draw; got 'remembered\+shared', set --train.looks 1"):
+        small(train__looks=2, train__draw="remembered+shared")
 
 
 def test_a_forced_past_needs_a_model_that_can_have_one(tmp_path):

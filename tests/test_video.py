@@ -855,7 +855,7 @@ def test_options_of_the_codec_are_refused_when_it_is_fitted(options, words):
         ({"history": -1.0}, r"history is 0 \(as if there were none\), 1 \(as it is\) or more; got -1.0"),
         (
             {"history": 2.0, "schedule": "conveyor", "horizon": 2},
-            "no past of their own .* got history 2.0, set it to 1",
+            "no past of their own .* got history 2.0, add --task.sampling.history 1",
         ),
     ],
     ids=str,

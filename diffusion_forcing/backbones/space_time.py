@@ -276,7 +276,7 @@ class Turned(nn.Module):
         super().__init__()
         check_divides(4, width, "turned by rows and columns, a head's width must be a multiple of")
         each = width // 4
-        rates = 2.0 * 16.0 ** (-torch.arange(each) / each)  # from about two thirds of a turn in two places to a turn in fifty
+        rates = 2.0 * 16.0 ** (-torch.arange(each) / each)  # from about two thirds of a turn in two places to a turn in about forty
         rows, columns = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
         angle = torch.cat([rows.reshape(-1, 1) * rates, columns.reshape(-1, 1) * rates], dim=-1)[:, None]  # (places, 1, width / 2)
         self.register_buffer("cos", torch.cat([angle.cos()] * 2, dim=-1), persistent=False)

@@ -285,7 +285,7 @@ class Engine:
     def film(self, level: bytes, views: NDArray[np.int64]) -> Iterator[Frame]:
         """Screens (h, w, 3) of a map as `textmap` writes it, one for each of `cameras` (t, 3)."""
         for x, y, angle in views.tolist():
-            if level != self._map:  # someone else may have been filmed in between
+            if level != self._map or not self._game.is_running():  # someone else may have been filmed in between
                 self._load(level, x, y)
             self._game.send_game_command(f"warp {x} {y}")
             right = (self._angle - angle + TURNS // 2) % TURNS - TURNS // 2

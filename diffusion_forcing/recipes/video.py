@@ -43,7 +43,7 @@ def clips() -> Experiment:
 
 def painter(experiment: Experiment) -> Experiment:
     """The second stage of a small model: a decoder that draws what it says, the model itself left as it is."""
-    train = TrainConfig(steps=None, minutes=15.0, batch=3, lr=1e-3, ema=0.998, warmup=50, validate_every=1000)
+    train = TrainConfig(steps=None, minutes=15.0, batch=4, lr=1e-3, ema=0.998, warmup=50, validate_every=1000)
     return Experiment(experiment.task, PainterConfig(), train)
 
 

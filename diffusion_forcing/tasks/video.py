@@ -77,7 +77,8 @@ class RollOut:
     less drift, at two passes a step."""
     compile: bool = False
     """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then a
-    little sooner, on a busy machine more so. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler."""
+    little sooner, on a busy machine more so. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler.
+    From nothing, with history, twice: the first token has no past."""
     between: int = 0
     """Of `dforce sample`: so many tokens between the context and as many tokens that really came after, instead of a roll-out."""
 
@@ -88,7 +89,9 @@ class RollOut:
         if not 0 <= self.history < float("inf"):
             raise ValueError(f"history is 0 (as if there were none), 1 (as it is) or more; got {self.history}")
         if self.history != 1 and self.schedule == "conveyor":
-            raise ValueError(f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, set it to 1")
+            raise ValueError(
+                f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, add --task.sampling.history 1"
+            )
         for name in ("context", "between"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
@@ -169,6 +172,8 @@ class Video:
         from ..log import progress_bar
 
         kind = (Patches, Painted) if self.patch else (Pixels,)
+        if isinstance(codec, Patches | Painted) and self.patch and codec.patch != self.patch:
+            raise ValueError(f"that model's patches have {codec.patch} px, this task's {self.patch}; add --task.patch {codec.patch}")
         if not isinstance(codec, kind) or codec.stack != self.stack:
             frames = f" of {codec.stack} frames" if hasattr(codec, "stack") else ""
             raise ValueError(f"that model's tokens are {type(codec).__name__}{frames}; this task's are {kind[0].__name__} of {self.stack}")
@@ -413,7 +418,7 @@ class Video:
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
         sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps,
-                                       history=self.sampling.history)  # fmt: skip
+                                       history=1.0 if other.sampling.schedule == "conveyor" else self.sampling.history)  # fmt: skip
         return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
 
     def _turning(self, samples: int, context: int) -> NDArray[np.bool_] | None:
