@@ -15,8 +15,8 @@ TRAIN = TrainConfig(
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 """A slow walk between gentle walls: what two cores can learn in an hour."""
 SMALL = ModelConfig(SpaceTimeConfig(heads=2), emphasis=1.0)
-LED = RollOut(steps=10, history=2.0)
-"""Ten steps are as good as twenty; a small model makes too little of its past, which is mended by asking twice."""
+LED = RollOut(steps=10, history=2.5)
+"""Ten steps are as good as twenty; a small model makes too little of its past, which is mended by asking with and without it."""
 CLIPS = 6000
 """Of a world: with 2,000 a model of this size begins to learn them by heart."""
 
