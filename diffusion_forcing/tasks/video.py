@@ -73,8 +73,8 @@ class RollOut:
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
     history: float = 1.0
-    """Towards what the past says, away from what would be said without one: 1 is the model as it is, 2 exaggerates, with more contrast and
-    less drift, at two passes a step."""
+    """Towards what the past says, away from what would be said without one: 1 is the model as it is, 2 exaggerates: more contrast
+    and motion, and errors that grow sooner, so that long roll-outs want more stabilization. Two passes a step."""
     compile: bool = False
     """Compile what denoises a token, once for as many roll-outs as are made together: half a minute or more at first, then a
     little sooner, on a busy machine more so. For long roll-outs token after token by `SpaceTime`; needs a C++ compiler.
