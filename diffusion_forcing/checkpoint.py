@@ -32,10 +32,15 @@ def save(folder: Path, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> N
     write_atomically(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata=metadata))
 
 
+def exists(folder: Path) -> bool:
+    """Whether there is a checkpoint to go on from."""
+    return (folder / CHECKPOINT).exists()
+
+
 def load(folder: Path, modules: dict[str, nn.Module], optimizers: list[Optimizer]) -> dict[str, Any] | None:
     """Fill modules and optimisers from a folder's checkpoint and return its scalars; None if there is none."""
     path = folder / CHECKPOINT
-    if not path.exists():
+    if not exists(folder):
         return None
     try:
         tensors = read_tensors(path)

@@ -16,6 +16,7 @@ from torch import Generator, nn
 from . import levels as level_draws
 from .backbones import RNN, ConvRNN, SpaceTime, Transformer
 from .checks import check_options
+from .data.pictures import Patches
 from .joints import Joints
 from .model import DiffusionForcing
 from .parameterization import Parameterization
@@ -80,9 +81,21 @@ class SpaceTimeConfig:
     """Each so many blocks one sees the whole window; the others see two tokens."""
     turned: bool = False
     """Queries and keys are turned by where they are, so that attention sees how far apart two places lie (rotary positions in 2D)."""
+    moved: bool = False
+    """A guess of each token by moving pixels of the last frame before it, which the network reads; for tokens of patches."""
 
-    def build(self, event: tuple[int, int, int], cond: int, levels: int) -> SpaceTime:
-        return SpaceTime(event, cond, levels=levels, **dataclasses.asdict(self))
+    def build(self, event: tuple[int, int, int], cond: int, levels: int, codec: nn.Module | None = None) -> SpaceTime:
+        options = {name: value for name, value in dataclasses.asdict(self).items() if name != "moved"}
+        if not self.moved:
+            return SpaceTime(event, cond, levels=levels, **options)
+        patches = getattr(codec, "patches", codec)
+        if not isinstance(patches, Patches):
+            raise ValueError(f"pixels are moved where tokens are patches of frames; these are {type(codec).__name__}: set "
+                             "--model.backbone.no-moved")  # fmt: skip
+        backbone = SpaceTime(event, cond, levels=levels, moved=(patches.stack, patches.patch), **options)
+        assert backbone.moved is not None
+        backbone.moved.fit(patches)
+        return backbone
 
 
 @dataclass(frozen=True)
@@ -151,7 +164,8 @@ class ModelConfig:
         if isinstance(self.backbone, (SpaceTimeConfig, ConvRNNConfig)):
             if len(shape) != 3:
                 raise ValueError(f"{type(self.backbone).__name__} is for tokens of (channels, height, width); these are {shape}")
-            backbone: Any = self.backbone.build(shape, cond, self.levels)
+            own = {"codec": codec} if isinstance(self.backbone, SpaceTimeConfig) else {}
+            backbone: Any = self.backbone.build(shape, cond, self.levels, **own)
         elif len(shape) > 1:
             raise ValueError(f"{type(self.backbone).__name__} is for tokens that are vectors; these are {shape}: use SpaceTimeConfig")
         else:
@@ -226,6 +240,8 @@ class TrainConfig:
     """Of draws that give the past levels of its own (teacher_forced, remembered): noisy versions of each token that learn from one reading
     of the past, each at its own level. By SpaceTime that past is half of the work where there is one, a quarter where there are three;
     other backbones read it for each."""
+    moving: int = 800
+    """Of networks that move pixels (--model.backbone.moved): steps in which they learn that first, alone. 0: with all the rest."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     init: str | None = None

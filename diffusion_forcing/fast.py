@@ -26,7 +26,7 @@ def windowed(
     model = denoise.model
     cond, state = denoise.bound(len(x))
     if x.shape[1] == 1 and isinstance(model.backbone, SpaceTime):
-        state = model.backbone.ready(x, state)
+        state = model.backbone.ready(x, state, cond)
     moves = _moves(matrix, hold, model.schedule.levels)
     settled = _settled(moves)
     x, seen, level = x.clone(), x.clone(), matrix[0].clone()

@@ -254,7 +254,7 @@ class Denoiser:
             # A token that comes alone meets the same past at every step: what it needs of that is worked out once. (Not where gradients
             # are asked for, which may be of the past or of weights that change.)
             if self._ready is None or self._ready[0] != len(x) or self._ready[1] is not self.state:
-                self._ready = len(x), self.state, self.model.backbone.ready(x, state)
+                self._ready = len(x), self.state, self.model.backbone.ready(x, state, cond)
             state = self._ready[2]
         return self.model.predict(x, k, cond, state)
 

@@ -74,7 +74,7 @@ def build(model: nn.Module, kind: str, lr: float, muon_lr: float, weight_decay: 
     inner = {
         name
         for name, p in named
-        if kind == "muon" and p.ndim == 2 and not any(part in name for part in ("enter", "leave", "level", "place", "ago"))
+        if kind == "muon" and p.ndim == 2 and not any(part in name for part in ("enter", "leave", "level", "place", "ago", "moved"))
     }
     rest = [p for name, p in named if name not in inner]
     optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)]

@@ -24,8 +24,9 @@ from . import checkpoint, levels, optim
 from .config import Experiment, PainterConfig, TrainConfig
 from .data.sequences import Batch
 from .distributed import World, check_device, device_kind, shard, spread, world
-from .log import Log
+from .log import Log, progress_bar
 from .model import DiffusionForcing
+from .moving import learn_to_move, moves
 from .painting import Painting
 from .pretrained import describe
 from .tasks.base import Source, TaskData
@@ -77,6 +78,18 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
             if begun is not None:
                 _take_over(model, begun, str(config.init))
+        clock = Clock(config)
+        if moves(model) and begun is None and not checkpoint.exists(folder):
+            assert isinstance(model, DiffusionForcing)
+            clock.tick()
+            with progress_bar() as progress:
+                whole = learn_to_move(
+                    model, data.train, config.moving, batch=config.batch, generator=seeded(config.seed, -2),
+                    progress=progress if here.main and not quiet else None, stop=lambda: here.agree(interrupt.requested),
+                )  # fmt: skip
+            clock.tock()
+            if not whole:  # nothing was learned yet that is worth keeping: the same command begins anew
+                return Result("interrupted", 0, math.nan, math.nan, clock.elapsed / 60)
         describe(_saved(model))  # what cannot be saved at the end should say so at the start
         # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
         average = AveragedModel(model, multi_avg_fn=_average(config.ema))
@@ -84,7 +97,6 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             shard(average.module, here)
         module = spread(model, here, config.parallel)
         optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay)
-        clock = Clock(config)
         schedulers = [LambdaLR(optimizer, clock.lr_factor) for optimizer in optimizers]
         scaler = torch.amp.GradScaler(here.device.type, enabled=config.precision == "float16")
         parts: dict[str, nn.Module] = {"model": model, "average": average}

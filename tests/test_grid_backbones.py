@@ -21,6 +21,7 @@ BUILD = {
     "window 1": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=1, every=1, levels=K),
     "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, every=1, levels=K),
     "turned": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, turned=True),
+    "moved": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, moved=(2, 4)),
 }
 NETS = {name: randomised(build(), seed=1) for name, build in BUILD.items()}
 every_net = pytest.mark.parametrize("name", NETS)
@@ -81,12 +82,12 @@ def test_the_output_has_the_shape_of_the_tokens_and_says_something(name):
 
 
 @pytest.mark.parametrize("past", [0, 1, T])
-@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned"])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned", "moved"])
 def test_a_past_that_was_made_ready_says_the_same(name, past):
     net, parts = NETS[name], sequence(T + 1, b=len(NETS[name].blocks))  # as many sequences as blocks: neither may pass for the other
     state = net(*cut(parts, 0, past))[1] if past else None
     token = cut(parts, past, past + 1)
-    out, after = net(*token, net.ready(token[0], state))
+    out, after = net(*token, net.ready(token[0], state, token[2]))
     close(out, net(*token, state)[0])
     assert after is None
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
 from .layers import LevelEmbedding, Modulated, zeroed
+from .moved import Moved
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the last tokens, (b, window-1, places, hidden) each: zeros where there were none yet
 
@@ -32,14 +33,15 @@ class Ready(NamedTuple):
     """All of a past that a single next token needs, worked out once for the many steps in which that token is denoised.
 
     entered: (b, n, hidden), the last token's share in the convolution at the entry, with its bias and the places. before: (b, 1, hidden),
-    what its level says. pasts: of each block, keys and values (b, heads, (window-1) n, hidden / heads). own: (blocks, 6, hidden), the
-    modulation of each.
+    what its level says, and what is told of the way from there. pasts: of each block, keys and values (b, heads, (window-1) n,
+    hidden / heads). own: (blocks, 6, hidden), the modulation of each. guess: (b, 1, c, h, w), where there is one.
     """
 
     entered: Tensor
     before: Tensor
     pasts: tuple[Cache, ...]
     own: Tensor
+    guess: Tensor | None = None
 
 
 class SpaceTime(nn.Module):
@@ -47,6 +49,7 @@ class SpaceTime(nn.Module):
 
     hidden: width of a place; layers: blocks; heads: must divide hidden; window: tokens a token sees, itself included; every: each so
     many blocks one sees the whole window, the others see two tokens. turned: queries and keys are turned by where they are (`Turned`).
+    moved: frames a token and pixels a patch's side, for a guess by moving pixels of the last frame (`Moved`); None: without one.
     """
 
     causal = True
@@ -55,7 +58,7 @@ class SpaceTime(nn.Module):
 
     def __init__(
         self, event: tuple[int, int, int], cond: int = 0, *, hidden: int = 128, layers: int = 8, heads: int = 4, window: int = 8,
-        every: int = 3, levels: int = 1000, turned: bool = False,
+        every: int = 3, levels: int = 1000, turned: bool = False, moved: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         check_counts(hidden=hidden, layers=layers, heads=heads, window=window, every=every)
@@ -64,12 +67,13 @@ class SpaceTime(nn.Module):
             raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
         self.config: dict[str, Any] = {
             "event": list(event), "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "window": window, "every": every,
-            "levels": levels, "turned": turned,
+            "levels": levels, "turned": turned, "moved": None if moved is None else list(moved),
         }  # fmt: skip
         c, self.height, self.width = event
         self.levels = levels
         # Each place sees its neighbours and the token before from the start: what moved a little is there already.
-        self.enter = nn.Conv2d(2 * c, hidden, 3, padding=1)
+        self.moved = None if moved is None else Moved(event, hidden, *moved)
+        self.enter = nn.Conv2d(2 * c if moved is None else 3 * c + moved[0], hidden, 3, padding=1)
         self.place = nn.Parameter(0.02 * torch.randn(self.height * self.width, hidden))
         self.level = LevelEmbedding(hidden, levels)
         self.before = nn.Linear(hidden, hidden)
@@ -80,6 +84,7 @@ class SpaceTime(nn.Module):
         self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width), turned) for one in windows)
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
+        self.leave_guess = None if moved is None else zeroed(nn.Linear(hidden, c))  # what of the guess goes straight to the output
         self._quick: Callable[[Tensor, Tensor, Tensor, Ready], Tensor] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
@@ -88,12 +93,12 @@ class SpaceTime(nn.Module):
             return (self._next if self._quick is None else self._quick)(x, k, cond, state), None
         state = self.start(x) if state is None else Memory(*state)
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
-        hidden, level = self.embed(x, k, cond, past_x, past_k)
+        hidden, level, skipped = self.embed(x, k, cond, past_x, past_k)
         caches = []
         for block, cache in zip(self.blocks, state.caches, strict=True):
             hidden, kept = block(hidden, level, cache)
             caches.append(kept)
-        return self.predict(hidden), Memory(x[:, -1:], k[:, -1:], tuple(caches))
+        return self.predict(hidden, skipped), Memory(x[:, -1:], k[:, -1:], tuple(caches))
 
     def compile_next(self) -> None:
         """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has."""
@@ -111,41 +116,70 @@ class SpaceTime(nn.Module):
         caches = tuple((x.new_zeros(b, block.window - 1, places, hidden),) * 2 for block in self._blocks())
         return Memory(torch.zeros_like(x[:, :1]), torch.full((b, 1), self.levels, device=x.device), caches)
 
-    def ready(self, x: Tensor, state: Memory | None) -> Ready:
-        """The past of the next token (b, 1, c, h, w), which is yet to be denoised, if it comes alone."""
+    def ready(self, x: Tensor, state: Memory | None, cond: Tensor | None = None) -> Ready:
+        """The past of the next token (b, 1, c, h, w), which is yet to be denoised, if it comes alone, told cond (b, 1, a)."""
         state = self.start(x) if state is None else Memory(*state)
         c, blocks = x.shape[2], self._blocks()
-        entered = _convolved(state.x[:, 0], self.enter.weight[:, c:]) + (self.place + self.enter.bias)  # type: ignore[operator]
+        before = self._known(state.k, cond)
+        seen, guess = self._seen(state.x, before)
+        entered = _convolved(seen[:, 0], self.enter.weight[:, c:]) + (self.place + self.enter.bias)  # type: ignore[operator]
         pasts = tuple(block.past(*cache) for block, cache in zip(blocks, state.caches, strict=True))
         own = torch.stack([block.modulation for block in blocks]).unflatten(1, (6, -1)) + blocks[0].base
-        return Ready(entered, self.before(self.level(state.k)), pasts, own)
+        return Ready(entered, before, pasts, own, guess)
 
     def _next(self, x: Tensor, k: Tensor, cond: Tensor, ready: Ready) -> Tensor:
         """As forward, for one token: the same sums by fewer and larger operations, since these are many and small."""
         said = self.level(k) + ready.before
-        if self.told is not None:
-            said = said + self.told(cond)
         asked = self.modulate(F.silu(said[:, 0])).unflatten(-1, (6, -1)) + ready.own[:, None]  # (blocks, b, 6, hidden)
         hidden = _convolved(x[:, 0], self.enter.weight[:, : x.shape[2]]) + ready.entered + said
         for block, past, modulations in zip(self._blocks(), ready.pasts, asked, strict=True):
             hidden = block.next(hidden, modulations[:, :, None].unbind(1), *past)
         grid = self.final(hidden).transpose(1, 2).unflatten(2, (self.height, self.width))
-        out = _convolved(grid, self.leave.weight) + self.leave.bias  # type: ignore[operator]
-        return out.transpose(1, 2).reshape(x.shape)
+        out = (_convolved(grid, self.leave.weight) + self.leave.bias).transpose(1, 2).reshape(x.shape)  # type: ignore[operator]
+        return out if ready.guess is None else out + self._skipped(said, ready.guess)
 
-    def embed(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Places (b, t, n, hidden) of tokens x after tokens past_x, and six modulations (b, t, 1, hidden) by level and condition."""
-        level = self.level(k)
-        grid = self.enter(torch.cat([x, past_x], dim=2).flatten(0, 1))
+    def embed(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+        """Places (b, t, n, hidden) of tokens x after tokens past_x, six modulations (b, t, 1, hidden) by level and condition, and what of
+        the guess goes straight to the output, like x.
+        """
+        before = self._known(past_k, cond)
+        seen, guess = self._seen(past_x, before)
+        said = self.level(k) + before
+        grid = self.enter(torch.cat([x, seen], dim=2).flatten(0, 1))
         hidden = rearrange(grid, "(b t) d h w -> b t (h w) d", b=len(x)) + self.place
-        said = level + self.before(self.level(past_k))
-        if self.told is not None:
-            said = said + self.told(cond)
-        return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1)
+        skipped = None if guess is None else self._skipped(said, guess)
+        return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1), skipped
 
-    def predict(self, hidden: Tensor) -> Tensor:
+    def _known(self, past_k: Tensor, cond: Tensor | None) -> Tensor:
+        """(b, t, hidden), what is known of tokens before they are seen: the level of those before them, and what is told."""
+        before = self.before(self.level(past_k))
+        if self.told is None:
+            return before
+        if cond is None:
+            raise ValueError("this network is told conditions: give those of the next token too, ready(x, state, cond)")
+        return before + self.told(cond)
+
+    def _seen(self, past_x: Tensor, before: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the entry reads beside tokens: those before them (b, t, c, h, w), and the guess by these, which is given alone too."""
+        if self.moved is None:
+            return past_x, None
+        guess, mask = (part.unflatten(0, past_x.shape[:2]) for part in self.moved(past_x.flatten(0, 1), before.flatten(0, 1)))
+        return torch.cat([past_x, guess, mask], dim=2), guess
+
+    def guess(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Tensor:
+        """What moving pixels says of the tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), told cond (b, t, a)."""
+        guess = self._seen(past_x, self._known(past_k, cond))[1]
+        if guess is None:
+            raise ValueError("this network moves no pixels; build it with moved=(frames a token, pixels a patch's side)")
+        return guess
+
+    def _skipped(self, said: Tensor, guess: Tensor) -> Tensor:
+        return self.leave_guess(F.silu(said))[..., None, None] * guess  # type: ignore[misc]
+
+    def predict(self, hidden: Tensor, skipped: Tensor | None = None) -> Tensor:
         grid = rearrange(self.final(hidden), "b t (h w) d -> (b t) d h w", h=self.height)
-        return rearrange(self.leave(grid), "(b t) c h w -> b t c h w", b=len(hidden))
+        out = rearrange(self.leave(grid), "(b t) c h w -> b t c h w", b=len(hidden))
+        return out if skipped is None else out + skipped
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once.
@@ -154,15 +188,15 @@ class SpaceTime(nn.Module):
         """
         none, copies = self.start(past_x), len(x) // len(past_x)
         shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
-        past, past_level = self.embed(past_x, past_k, cond[::copies], *shifted)
-        hidden, level = self.embed(x, k, cond, *(part.repeat_interleave(copies, dim=0) for part in shifted))
+        past, past_level, _ = self.embed(past_x, past_k, cond[::copies], *shifted)
+        hidden, level, skipped = self.embed(x, k, cond, *(part.repeat_interleave(copies, dim=0) for part in shifted))
         blocks = self._blocks()
         for block, cache in zip(blocks, none.caches, strict=True):
             seen = block.heads_of(past, past_level)
             hidden = block.beside(hidden, level, seen, cache)
             if block is not blocks[-1]:  # of which the past is asked no more
                 past = block.among(past, past_level, seen, cache)[0]
-        return self.predict(hidden)
+        return self.predict(hidden, skipped)
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]

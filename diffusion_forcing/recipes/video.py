@@ -14,7 +14,7 @@ TRAIN = TrainConfig(
 )  # fmt: skip
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 """A slow walk between gentle walls: what two cores can learn in an hour."""
-SMALL = ModelConfig(SpaceTimeConfig(heads=2), emphasis=1.0)
+SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, moved=True), emphasis=1.0)
 QUICK = RollOut(steps=10)
 """Ten steps are as good as twenty."""
 CLIPS = 6000

@@ -1,0 +1,61 @@
+"""The first stage of a video model that moves pixels: before anything is denoised, it learns where pixels of the next frames were.
+
+A network that denoises learns this too, but slowly, since its guess (`backbones.moved.Moved`) is only one of many things it reads. Asked
+alone and without noise, what follows a token is learned in a few minutes. The rest of the network stays as it is meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from .backbones.moved import Moved
+from .model import DiffusionForcing
+from .tasks.base import Progress, Source
+
+
+def moves(model: nn.Module) -> bool:
+    """Whether a model's network guesses by moving pixels."""
+    return isinstance(getattr(getattr(model, "backbone", None), "moved", None), Moved)
+
+
+def learn_to_move(
+    model: DiffusionForcing, data: Source, steps: int, *, batch: int, generator: Generator, lr: float = 3e-3,
+    progress: Progress | None = None, stop: Callable[[], bool] = lambda: False,
+) -> bool:  # fmt: skip
+    """Train only the part of the network that moves pixels, in place, on windows drawn by the generator.
+
+    The learning rate rises over twenty steps and falls to 0 at the end. Returns whether it came to that, and was not told to stop.
+    """
+    moved: Moved = model.backbone.moved  # type: ignore[assignment]
+    optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+    for step in range(steps):
+        if stop():
+            return False
+        optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        windows = data.read(data.draw(batch, generator))
+        x, cond, mask = (part.to(model.device) for part in (windows.x, windows.cond, windows.mask))
+        error = (guess_error(model, x, cond) * mask[:, 1:]).mean()
+        error.backward()
+        nn.utils.clip_grad_norm_(moved.parameters(), 1.0)
+        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        if progress is not None:
+            progress("learning to move", step + 1, steps)
+    return True
+
+
+def guess_error(model: DiffusionForcing, x: Tensor, cond: Tensor | None = None) -> Tensor:
+    """(b, t-1), how far the guess by moving is from each token x (b, t, ...) but the first, as the model's loss counts its numbers."""
+    clean = x if model.variance is None else x / model.variance.sqrt()
+    known = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)[:, 1:]
+    guess = model.backbone.guess(  # type: ignore[operator]
+        clean[:, :-1], known, None if cond is None else cond[:, 1:]
+    )
+    error = (guess - clean[:, 1:]) ** 2
+    if model.emphasis and model.variance is not None:
+        counts = model.variance**model.emphasis
+        error = error * (counts / counts.mean())
+    return error.flatten(2).mean(-1)

@@ -1,0 +1,109 @@
+"""A guess by moving pixels: still at first; what moves is found where it was, what was out of sight is said to be; it learns to move."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import seeded
+
+from diffusion_forcing.backbones.moved import Moved
+from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
+from diffusion_forcing.data.pictures import Patches, Pixels
+from diffusion_forcing.recipes.video import SMALL
+
+STACK, PATCH, PX = 2, 4, 16
+
+
+def pictures(n, seed=0, px=PX):
+    """Smooth pictures (n, px, px, 3) from 0 to 1."""
+    coarse = torch.rand(n, 3, px // 4, px // 4, generator=seeded(seed))
+    return F.interpolate(coarse, size=(px, px), mode="bilinear").permute(0, 2, 3, 1)
+
+
+def shifted(frames, by):
+    """Frames (..., h, w, 3) whose content has moved to the left, around."""
+    return frames.roll(-by, dims=-2)
+
+
+def walk(n, seed=0):
+    """Clips of four frames that move to the left by 0, 1 or 2 px a frame: (n, 4, px, px, 3) and by how many (n,)."""
+    by = torch.randint(0, 3, (n,), generator=seeded(seed + 1))
+    still = pictures(n, seed)
+    clips = torch.stack([torch.stack([shifted(one, int(b) * t) for t in range(4)]) for one, b in zip(still, by, strict=True)])
+    return clips, by
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return Patches.fit(walk(200)[0], STACK, PATCH, components=40)
+
+
+def guesser(codec, known=3):
+    moved = Moved(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
+    moved.fit(codec)
+    torch.nn.init.constant_(moved.trust.bias, 30.0)
+    return moved
+
+
+def units(codec, frames):
+    """Tokens as a backbone reads them when they are clean."""
+    return codec.encode(frames)[:, 0] / codec.variance.sqrt()
+
+
+@torch.no_grad()
+def test_before_it_has_learned_anything_the_last_frame_stands_still(codec):
+    clips, _ = walk(20, seed=5)
+    guess, mask = guesser(codec)(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    last = clips[:, STACK - 1 : STACK].expand(-1, STACK, -1, -1, -1)
+    assert (drawn - last).abs().mean() < 0.02
+    assert torch.allclose(mask, torch.ones_like(mask))
+
+
+@torch.no_grad()
+def test_pixels_are_fetched_from_where_they_are_said_to_have_been(codec):
+    moved, clips = guesser(codec), walk(20, seed=5)[0]
+    by = 2 * PATCH / PX  # a patch, of half pictures
+    moved.point.bias.view(STACK, 2, -1)[:, 0] = by
+    guess, mask = moved(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    there = clips[:, STACK - 1 : STACK, :, PATCH:].expand(-1, STACK, -1, -1, -1)
+    assert (drawn[..., :-PATCH, :] - there).abs().mean() < 0.02
+    assert torch.allclose(mask[..., :-1], torch.ones_like(mask[..., :-1]))
+    assert mask[..., -1].max() < 0.2  # nothing is known of what comes into sight
+
+
+def test_it_learns_to_move_as_it_is_told(codec):
+    torch.manual_seed(0)
+    moved = guesser(codec)
+    clips, by = walk(400, seed=9)
+    past, told = units(codec, clips[:, :STACK]), F.one_hot(by, 3).float() * 2
+    truth, test = units(codec, clips[:, STACK:]), slice(300, None)
+    inside = (..., slice(0, -1))  # what is in sight
+
+    def error():
+        return (moved(past[test], told[test])[0] - truth[test])[inside].pow(2).mean()
+
+    still = float(error())
+    optimizer = torch.optim.AdamW(moved.parameters(), lr=3e-3)
+    for step in range(150):
+        rows = torch.randint(0, 300, (32,), generator=seeded(step))
+        (moved(past[rows], told[rows])[0] - truth[rows])[inside].pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert float(error()) < 0.4 * still
+
+
+def test_a_past_of_noise_need_not_be_believed(codec):
+    moved = guesser(codec)
+    torch.nn.init.constant_(moved.trust.bias, -30.0)
+    noise = torch.randn(2, *codec.mean.shape, generator=seeded(3))
+    one, other = moved(noise, torch.zeros(2, 3))[0]
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_the_backbone_is_built_for_the_codec(codec):
+    model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True)).build(tuple(codec.mean.shape), 0, codec)
+    assert model.backbone.config["moved"] == [STACK, PATCH]
+    assert torch.allclose(model.backbone.moved.spread, codec.variance.sqrt())
+    with pytest.raises(ValueError, match="no-moved"):
+        SMALL.build((12, 16, 16), 0, Pixels(4))
