@@ -81,6 +81,8 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         clock = Clock(config)
         if moves(model) and begun is None and not checkpoint.exists(folder):
             assert isinstance(model, DiffusionForcing)
+            if here.main and not quiet:
+                print(f"first, how pixels move: {config.moving} steps", flush=True)
             clock.tick()
             with progress_bar() as progress:
                 whole = learn_to_move(

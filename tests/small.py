@@ -46,6 +46,7 @@ SMALL = {
         "validate_every": 4,
         "log_every": 1,
         "threads": 1,
+        "moving": 2,
     },
 }
 WORDS = [

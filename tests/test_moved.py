@@ -4,11 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import seeded
+from small import small
 
 from diffusion_forcing.backbones.moved import Moved
 from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
 from diffusion_forcing.data.pictures import Patches, Pixels
-from diffusion_forcing.recipes.video import SMALL
+from diffusion_forcing.moving import guess_error, learn_to_move, moves
+from diffusion_forcing.train import train
 
 STACK, PATCH, PX = 2, 4, 16
 
@@ -80,6 +82,7 @@ def test_it_learns_to_move_as_it_is_told(codec):
     truth, test = units(codec, clips[:, STACK:]), slice(300, None)
     inside = (..., slice(0, -1))  # what is in sight
 
+    @torch.no_grad()
     def error():
         return (moved(past[test], told[test])[0] - truth[test])[inside].pow(2).mean()
 
@@ -106,4 +109,36 @@ def test_the_backbone_is_built_for_the_codec(codec):
     assert model.backbone.config["moved"] == [STACK, PATCH]
     assert torch.allclose(model.backbone.moved.spread, codec.variance.sqrt())
     with pytest.raises(ValueError, match="no-moved"):
-        SMALL.build((12, 16, 16), 0, Pixels(4))
+        ModelConfig(SpaceTimeConfig(moved=True)).build((12, 16, 16), 0, Pixels(4))
+
+
+def test_a_first_stage_teaches_moving_and_nothing_else():
+    experiment = small("labyrinth")
+    data = experiment.task.data()
+    torch.manual_seed(0)
+    model = experiment.model.build(data.train.event, data.train.cond_width, data.codec)
+    assert moves(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    held = data.valid.read(data.valid.all())
+    still = guess_error(model, held.x, held.cond)
+    told = []
+    assert learn_to_move(model, data.train, 60, batch=8, generator=seeded(0), progress=lambda *said: told.append(said))
+    assert guess_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
+    changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"moved"}
+    assert told[-1] == ("learning to move", 60, 60)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_first_stage_that_is_stopped_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusion_forcing.train.learn_to_move", lambda *_, stop, **__: not stop() and False)
+    result = train(small("labyrinth"), tmp_path, quiet=True)
+    assert result.status == "interrupted"
+    assert result.step == 0
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_run_that_goes_on_does_not_learn_to_move_again(tmp_path, monkeypatch):
+    train(small("labyrinth", train__steps=2), tmp_path, quiet=True)
+    monkeypatch.setattr("diffusion_forcing.train.learn_to_move", lambda *_, **__: pytest.fail("it had learned that already"))
+    assert train(small("labyrinth", train__steps=3), tmp_path, quiet=True).step == 3

@@ -92,7 +92,8 @@ def test_a_painted_model_rolls_out_and_is_trained_further_with_its_painter_as_it
     frames, actions = TASK.judged_by(2, 8)
     assert np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions)), axis=1).shape == (2, 4, 16, 16, 3)
     further = replace(
-        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0
+        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0,
+        model__backbone__moved=False
     )  # fmt: skip
     train(further, tmp_path / "further", quiet=True)
     before, after = weights(tmp_path / "painted"), weights(tmp_path / "further")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from oracles import randomised, seeded
 from small import differing, stop_after, weights
+from torch import nn
 
 from diffusion_forcing import DiffusionForcing, report
 from diffusion_forcing.config import (
@@ -917,7 +918,9 @@ def test_every_recipe_builds(name):
     assert event == (task.components if task.patch else 3 * task.stack, side, side)
     if hasattr(task.world, "actions"):
         assert cond == task.stack * len(task.world.actions)
-    codec = None if task.patch else Pixels(task.stack)
+    codec: nn.Module = Pixels(task.stack)
+    if task.patch:
+        codec = Patches.fit(torch.rand(8, 2 * task.stack, task.world.px, task.world.px, 3), task.stack, task.patch, task.components)
     model = experiment.model.build(event, cond, codec)
     size = sum(parameter.numel() for parameter in model.parameters())
     if name in MILLIONS:
