@@ -79,7 +79,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             if begun is not None:
                 _take_over(model, begun, str(config.init))
         clock = Clock(config)
-        if moves(model) and begun is None and not checkpoint.exists(folder):
+        if moves(model) and not (begun is not None and moves(begun)) and not checkpoint.exists(folder):
             assert isinstance(model, DiffusionForcing)
             if here.main and not quiet:
                 print(f"first, how pixels move: {config.moving} steps", flush=True)
@@ -193,8 +193,12 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
 
 
 def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> None:
-    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make."""
+    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels: a
+    network that has learned without may go on with it.
+    """
     wanted, found = describe(model), describe(begun)
+    if moves(model) and not moves(begun):
+        found["backbone"]["moved"] = wanted["backbone"].get("moved")
     for name in ("backbone", "levels", "parameterization", "variance"):
         if wanted[name] != found[name]:
             raise ValueError(
@@ -203,7 +207,10 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> N
             )
     if not torch.equal(model.schedule.alpha_table.cpu(), begun.schedule.alpha_table):
         raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
-    model.load_state_dict(begun.state_dict())
+    weights = begun.state_dict()
+    if moves(model) and not moves(begun):
+        weights = model.backbone.grown(weights)  # type: ignore[operator]
+    model.load_state_dict(weights, strict=moves(model) == moves(begun))
 
 
 def _step(

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import seeded
-from small import small
+from small import replace, small
 
+from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.backbones.moved import Moved
 from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
 from diffusion_forcing.data.pictures import Patches, Pixels
@@ -142,3 +143,17 @@ def test_a_run_that_goes_on_does_not_learn_to_move_again(tmp_path, monkeypatch):
     train(small("labyrinth", train__steps=2), tmp_path, quiet=True)
     monkeypatch.setattr("diffusion_forcing.train.learn_to_move", lambda *_, **__: pytest.fail("it had learned that already"))
     assert train(small("labyrinth", train__steps=3), tmp_path, quiet=True).step == 3
+
+
+def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
+    plain, on = small("labyrinth", model__backbone__moved=False), small("labyrinth", train__steps=1, train__lr=1e-12)
+    train(plain, tmp_path / "plain", quiet=True)
+    before = DiffusionForcing.from_pretrained(tmp_path / "plain" / "model")
+    train(replace(on, train__init=str(tmp_path / "plain"), train__muon_lr=1e-12), tmp_path / "on", quiet=True)
+    after = DiffusionForcing.from_pretrained(tmp_path / "on" / "model")
+    assert moves(after)
+    assert not moves(before)
+    x, k = torch.randn(2, 3, *before.backbone.config["event"], generator=seeded(0)), torch.tensor([[0, 300, 900], [10, 1000, 50]])
+    cond = torch.randn(2, 3, before.backbone.config["cond"], generator=seeded(1))
+    with torch.no_grad():
+        torch.testing.assert_close(after.predict(x, k, cond).x0, before.predict(x, k, cond).x0, rtol=1e-3, atol=1e-4)

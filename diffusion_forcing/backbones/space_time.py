@@ -105,6 +105,12 @@ class SpaceTime(nn.Module):
         if self._quick is None:
             self._quick = torch.compile(self._next, dynamic=False)
 
+    def grown(self, weights: dict[str, Tensor], name: str = "backbone.enter.weight") -> dict[str, Tensor]:
+        """A model's weights from before this network moved pixels, such that it says the same with them: what is new counts nothing yet."""
+        known, entry = weights[name], torch.zeros_like(self.enter.weight)
+        entry[:, : known.shape[1]] = known
+        return {**weights, name: entry}
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, which what was compiled for this one does not know of."""
         return {**self.__dict__, "_quick": None}

@@ -1,0 +1,72 @@
+"""What a video model gains from more denoising steps: first token, distance to real clips and frames a second, one figure.
+
+python benchmarks/video_steps.py labyrinth                  the shipped model, 16 roll-outs of 96 frames for each number of steps
+python benchmarks/video_steps.py runs/labyrinth --samples 32 --length 200
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+from diffusion_forcing.log import progress_bar
+from diffusion_forcing.report import COLOURS, figure
+from diffusion_forcing.run import SHIPPED, load_run, shipped
+from diffusion_forcing.tasks.video import Video
+from diffusion_forcing.tasks.video_pictures import judge
+
+
+@dataclass(frozen=True)
+class Options:
+    """Roll a video model out with several numbers of denoising steps, from the same frames on."""
+
+    run: tyro.conf.Positional[Path]
+    """A run's folder, or the name of a shipped model."""
+    steps: tuple[int, ...] = (2, 5, 10, 20, 50)
+    """Denoising steps a token."""
+    samples: int = 16
+    """Roll-outs for each of these."""
+    length: int = 96
+    """Frames of each."""
+    seed: int = 0
+    out: Path = Path("runs/video_steps.png")
+    """The figure."""
+
+
+def main(options: Options) -> None:
+    name = str(options.run)
+    experiment, model = load_run(SHIPPED / name if name in shipped() else options.run)
+    if not isinstance(experiment.task, Video):
+        raise ValueError(f"{name} is no run of video")
+    rows = []
+    with progress_bar() as progress:
+        task = replace(experiment.task, length=options.length)
+        real = task.judged_by(task.real, task._longest(64, progress), progress, part="real")[0]
+        for steps in options.steps:
+            tried = replace(task, sampling=replace(task.sampling, steps=steps))
+            begun = time.monotonic()
+            made, truth, context = tried.generate(model, options.samples, options.seed, progress)
+            rate = options.samples * options.length / (time.monotonic() - begun)
+            scores, _ = judge(made, truth, real, context, task.stack, task.tokens * task.stack, progress)
+            if "video-FD last window" not in scores:
+                raise ValueError("LPIPS' weights are not at hand, or roll-outs are too short or too few to be judged")
+            rows.append((steps, scores["first token PSNR"], scores["first token LPIPS"], scores["video-FD last window"], rate))
+            print("{:3d} steps: first token {:.2f} dB, LPIPS {:.3f}; video-FD of the last window {:.2f}; {:.0f} frames/s".format(*rows[-1]),
+                  flush=True)  # fmt: skip
+    at = [row[0] for row in rows]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with figure(options.out, 10, 2.8) as fig:
+        titles = ("PSNR of the first token, dB", "LPIPS of the first token", "video-FD of the last window", "frames a second, all together")
+        for i, (ax, title) in enumerate(zip(fig.subplots(1, 4), titles, strict=True)):
+            ax.plot(at, [row[i + 1] for row in rows], color=COLOURS[0], marker="o")
+            ax.set(xlabel="denoising steps a token", xscale="log")
+            ax.set_title(title, fontsize=9)
+            ax.set_xticks(at, [str(one) for one in at], minor=False)
+            ax.minorticks_off()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
