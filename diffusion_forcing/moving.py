@@ -7,6 +7,7 @@ alone and without noise, what follows a token is learned in a few minutes. The r
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,7 +30,8 @@ def learn_to_move(
 
     The learning rate rises over twenty steps and falls to 0 at the end. Returns whether it came to that, and was not told to stop.
     """
-    moved: Moved = model.backbone.moved  # type: ignore[assignment]
+    backbone: Any = model.backbone
+    moved: Moved = backbone.moved
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     for step in range(steps):
         if stop():
@@ -51,9 +53,8 @@ def guess_error(model: DiffusionForcing, x: Tensor, cond: Tensor | None = None) 
     """(b, t-1), how far the guess by moving is from each token x (b, t, ...) but the first, as the model's loss counts its numbers."""
     clean = x if model.variance is None else x / model.variance.sqrt()
     known = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)[:, 1:]
-    guess = model.backbone.guess(  # type: ignore[operator]
-        clean[:, :-1], known, None if cond is None else cond[:, 1:]
-    )
+    backbone: Any = model.backbone
+    guess = backbone.guess(clean[:, :-1], known, None if cond is None else cond[:, 1:])
     error = (guess - clean[:, 1:]) ** 2
     if model.emphasis and model.variance is not None:
         counts = model.variance**model.emphasis

@@ -209,7 +209,8 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> N
         raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
     weights = begun.state_dict()
     if moves(model) and not moves(begun):
-        weights = model.backbone.grown(weights)  # type: ignore[operator]
+        backbone: Any = model.backbone
+        weights = backbone.grown(weights)
     model.load_state_dict(weights, strict=moves(model) == moves(begun))
 
 
