@@ -119,7 +119,7 @@ def rollout(
 def stream(
     model: DiffusionForcing, matrix: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
     stabilization: int = 0, how: How | None = None, memory: int | None = None, commit: int | None = None,
-    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", batch: int | None = None,
+    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", noise: float = 1.0, batch: int | None = None,
     generator: Generator | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """`rollout` as a stream: yields (b, <= commit, *event) tokens at a time, until `length`, in constant memory.
@@ -130,6 +130,7 @@ def stream(
     memory: forget all but the last so many tokens before each window (None: the state carries on; 0: no past at all).
     commit: keep only that many tokens of each window and sample the rest anew, as in model-predictive control (None: all).
     wrap: guidance, as a function from denoiser to denoiser. batch: sequences, where neither context nor cond tells.
+    noise: how large the noise is that tokens begin as: 1 samples, less keeps nearer to the middle of what may come.
     """
     check_matrix(matrix, model.schedule.levels)
     horizon = matrix.shape[1]
@@ -144,13 +145,13 @@ def stream(
         window = matrix[:, :width]
         here = None if cond is None else cond[:, given + done : given + done + width]
         keep = min(commit, width)
-        yield grow(past, window, here, shape, keep, stabilization, how, wrap, eta, hold, generator)
+        yield grow(past, window, here, shape, keep, stabilization, how, wrap, eta, hold, generator, noise)
         done += keep
 
 
 def conveyor(
     model: DiffusionForcing, ladder: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
-    slope: int, stabilization: int = 0, how: How | None = None, eta: float = 0.0, batch: int | None = None,
+    slope: int, stabilization: int = 0, how: How | None = None, eta: float = 0.0, noise: float = 1.0, batch: int | None = None,
     generator: Generator | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """`stream` along one endless pyramid: each `slope` rows a token enters at K, all go down a rung a row, and one that is clean is
@@ -178,7 +179,7 @@ def conveyor(
     done = row = 0
     while done < length:
         if row % slope == 0 and done + x.shape[1] < length:
-            new = torch.randn(shape[0], 1, *shape[1:], generator=generator, device=device)
+            new = noise * torch.randn(shape[0], 1, *shape[1:], generator=generator, device=device)
             x, seen = torch.cat([x, new], dim=1), torch.cat([seen, new], dim=1)
             rungs, level = F.pad(rungs, (0, 1), value=steps), F.pad(level, (0, 1), value=schedule.levels)
         here = None if cond is None else cond[:, given + done : given + done + x.shape[1]]
@@ -207,13 +208,14 @@ def preferred(model: DiffusionForcing) -> How:
 def grow(
     past: Past, matrix: Tensor, cond: Tensor | None, shape: tuple[int, ...], keep: int, stabilization: int = 0, how: How = "noise",
     wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", generator: Generator | None = None,
+    noise: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """Sample a window after a past, add its first `keep` tokens to the past, and return these. shape: (b, *event); rest as in `stream`."""
     model = past.model
     denoise: Denoise = model.denoiser(cond, past.state)
     if wrap is not None:
         denoise = wrap(denoise)
-    x = start(model.schedule, matrix, shape, generator=generator)
+    x = noise * start(model.schedule, matrix, shape, generator=generator)
     found = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
     seen, level = _joining(model.schedule, found, stabilization, how, generator)
     past.add(seen[:, :keep], None if cond is None else cond[:, :keep], level[:keep])

@@ -809,3 +809,18 @@ def test_the_path_by_angle_has_no_fresh_noise():
     schedule = NoiseSchedule(cosine(10))
     with pytest.raises(ValueError, match="without fresh noise"):
         sample(lambda x, k: Prediction(x, x), schedule, torch.zeros(1, 2, 1), full_sequence(2, schedule.ladder(2)), eta=0.5, path="angle")
+
+
+@pytest.mark.parametrize("way", ["stream", "conveyor"])
+def test_from_less_noise_roll_outs_keep_nearer_to_the_middle(way):
+    net = model()
+
+    def tokens(noise, seed):
+        options = {"context": context(2), "noise": noise, "generator": seeded(seed)}
+        if way == "conveyor":
+            return torch.cat(list(conveyor(net, SMALL.ladder(4), 3, slope=2, **options)), dim=1)
+        return rollout(net, full_sequence(1, SMALL.ladder(4)), 3, **options)
+
+    assert torch.equal(tokens(0.0, 1), tokens(0.0, 2))  # nothing is left to chance
+    apart = [float((tokens(noise, 1) - tokens(noise, 2)).abs().mean()) for noise in (0.5, 1.0)]
+    assert 0 < apart[0] < apart[1]

@@ -872,6 +872,7 @@ def test_samplings_that_make_no_sense_are_refused(options, words):
         ({"stabilization": -1}, "stabilization is a level"),
         ({"stabilization": 101}, "stabilization is a level in 0..100, a small one; got 101"),
         ({"eta": 2.0}, "eta goes from 0"),
+        ({"noise": 1.5}, "noise goes from 0"),
     ],
     ids=str,
 )

@@ -72,6 +72,9 @@ class RollOut:
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    noise: float = 1.0
+    """How large the noise is that a token begins as: 1 samples what may come, less keeps nearer to its middle. A small model makes more of
+    noise than it should, and a little less is nearer to what really came; much less, and roll-outs fade."""
     history: float = 1.0
     """Towards what the past says, away from what would be said without one: 1 is the model as it is, 2 exaggerates: more contrast
     and motion, and errors that grow sooner, so that long roll-outs want more stabilization. Two passes a step."""
@@ -86,6 +89,8 @@ class RollOut:
         check_options(self, "steps", "horizon")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta goes from 0 (no fresh noise) to 1 (ancestral); got {self.eta}")
+        if not 0 <= self.noise <= 1:
+            raise ValueError(f"noise goes from 0 (the middle of what may come) to 1 (anything, as often as it comes); got {self.noise}")
         if not 0 <= self.history < float("inf"):
             raise ValueError(f"history is 0 (as if there were none), 1 (as it is) or more; got {self.history}")
         if self.history != 1 and self.schedule == "conveyor":
@@ -227,7 +232,13 @@ class Video:
         cond = self._told(actions, before + tokens)
         cond = None if cond is None else cond.to(model.device)
         ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
-        options: Any = {"stabilization": sampling.stabilization, "eta": sampling.eta, "batch": batch, "generator": generator}
+        options: Any = {
+            "stabilization": sampling.stabilization,
+            "eta": sampling.eta,
+            "noise": sampling.noise,
+            "batch": batch,
+            "generator": generator,
+        }
         if sampling.schedule == "conveyor":
             slope = -(-(len(ladder) - 1) // sampling.horizon)
             chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **options)
@@ -261,7 +272,10 @@ class Video:
         ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
         matrix = by_name("full_sequence", 1, ladder, 1.0)
         here = None if cond is None else cond[:, : before + tokens]
-        made = torch.cat(list(stream(model, matrix, tokens, past, here, wrap=self.sampling.wrap(), generator=generator)), dim=1)
+        made = torch.cat(
+            list(stream(model, matrix, tokens, past, here, wrap=self.sampling.wrap(), noise=self.sampling.noise, generator=generator)),
+            dim=1,
+        )
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
             heard = Generator(model.device).manual_seed(0)
@@ -374,6 +388,8 @@ class Video:
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
         if self.sampling.history != 1:
             title += f", history {self.sampling.history:g}"
+        if self.sampling.noise != 1:
+            title += f", noise {self.sampling.noise:g}"
         heads = ["", *(name or ("this run" if len(columns) > 1 else "figure") for name in runs), ASTRAY][: 1 + len(columns)]
         return Evaluation(metrics, (Table(title, tuple(heads), rows),), files)
 
@@ -417,7 +433,7 @@ class Video:
         frames = self.sampling.context * self.stack
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
-        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps,
+        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps, noise=self.sampling.noise,
                                        history=1.0 if other.sampling.schedule == "conveyor" else self.sampling.history)  # fmt: skip
         return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
 
