@@ -37,6 +37,7 @@ from diffusion_forcing import (
     stream,
 )
 from diffusion_forcing.data.parts import Parts
+from diffusion_forcing.data.pictures import Patches
 from diffusion_forcing.imitation import ActOptions, ImitationAgent
 from diffusion_forcing.optim import build
 from diffusion_forcing.recipes.imitation import IMITATION
@@ -222,7 +223,8 @@ def video(options: Options) -> list[dict]:
     """
     rows = []
     for batch in (1, 8):
-        model = model_of(VIDEO["labyrinth"]().model.backbone.build((64, 8, 8), 8, 1000)).eval()
+        codec = Patches.fit(torch.rand(8, 8, 64, 64, 3))
+        model = model_of(VIDEO["labyrinth"]().model.backbone.build((64, 8, 8), 8, 1000, codec)).eval()
         ratio = _plain_over_ready(model, batch, options.repeats)
         for steps, tokens in ((20, 500 if batch == 1 else 60), (10, 60)):
             matrix = full_sequence(1, model.schedule.ladder(steps))
@@ -251,7 +253,7 @@ def video(options: Options) -> list[dict]:
 def _plain_over_ready(model: DiffusionForcing, batch: int, repeats: int) -> float:
     x, k, cond = torch.randn(batch, 1, 64, 8, 8), torch.full((batch, 1), 500), torch.zeros(batch, 1, 8)
     state = model.absorb(x.expand(-1, 10, -1, -1, -1), cond.expand(-1, 10, -1))
-    ready = model.backbone.ready(x, state)  # type: ignore[operator, union-attr]
+    ready = model.backbone.ready(x, state, cond)  # type: ignore[operator, union-attr]
     plain, sooner = (best(lambda s=s: [model.predict(x, k, cond, s) for _ in range(5)], repeats) for s in (state, ready))
     return plain / sooner
 

@@ -15,8 +15,8 @@ import tyro
 from diffusion_forcing.log import progress_bar
 from diffusion_forcing.report import COLOURS, figure
 from diffusion_forcing.run import SHIPPED, load_run, shipped
-from diffusion_forcing.tasks.video import Video
-from diffusion_forcing.tasks.video_pictures import judge
+from diffusion_forcing.tasks.video import Folder, Video
+from diffusion_forcing.tasks.video_pictures import WINDOW, judge
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,17 @@ def main(options: Options) -> None:
     rows = []
     with progress_bar() as progress:
         task = replace(experiment.task, length=options.length)
-        real = task.judged_by(task.real, task._longest(64, progress), progress, part="real")[0]
+        window = WINDOW if isinstance(task.world, Folder) else max(64, task.tokens * task.stack)  # as in `dforce eval`
+        real = task.judged_by(task.real, task._longest(window, progress), progress, part="real")[0]
+        replace(task, length=task.stack).generate(model, options.samples, options.seed, progress)  # clips are drawn before time is taken
         for steps in options.steps:
             tried = replace(task, sampling=replace(task.sampling, steps=steps))
             begun = time.monotonic()
             made, truth, context = tried.generate(model, options.samples, options.seed, progress)
-            rate = options.samples * options.length / (time.monotonic() - begun)
+            rate = len(made) * options.length / (time.monotonic() - begun)
             scores, _ = judge(made, truth, real, context, task.stack, task.tokens * task.stack, progress)
-            if "video-FD last window" not in scores:
-                raise ValueError("LPIPS' weights are not at hand, or roll-outs are too short or too few to be judged")
+            if not {"first token PSNR", "first token LPIPS", "video-FD last window"} <= scores.keys():
+                raise ValueError("LPIPS' weights are not at hand, or roll-outs have no context, are too short or too few to be judged")
             rows.append((steps, scores["first token PSNR"], scores["first token LPIPS"], scores["video-FD last window"], rate))
             print("{:3d} steps: first token {:.2f} dB, LPIPS {:.3f}; video-FD of the last window {:.2f}; {:.0f} frames/s".format(*rows[-1]),
                   flush=True)  # fmt: skip

@@ -170,7 +170,8 @@ def train_recipe(words: list[str]) -> int:
         return 0
     again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])
     if result.status == "interrupted":
-        console.print(f"interrupted at step {result.step:,}; all is saved. Go on with: [bold]{escape(again)}[/]", soft_wrap=True)
+        saved = f"at step {result.step:,}; all is saved. Go on with" if result.step else "before the first step. Begin anew with"
+        console.print(f"interrupted {saved}: [bold]{escape(again)}[/]", soft_wrap=True)
         return 130
     console.print(
         f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "

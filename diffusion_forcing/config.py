@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
 from . import levels as level_draws
 from .backbones import RNN, ConvRNN, SpaceTime, Transformer
@@ -84,9 +84,12 @@ class SpaceTimeConfig:
     moved: bool = False
     """A guess of each token by moving pixels of the last frame before it, which the network reads; for tokens of patches."""
 
-    def build(self, event: tuple[int, int, int], cond: int, levels: int, codec: nn.Module | None = None) -> SpaceTime:
-        options = {name: value for name, value in dataclasses.asdict(self).items() if name != "moved"}
-        if not self.moved:
+    def build(
+        self, event: tuple[int, int, int], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> SpaceTime:
+        """codec, variance: of the tokens, where pixels are moved."""
+        options = dataclasses.asdict(self)
+        if not options.pop("moved"):
             return SpaceTime(event, cond, levels=levels, **options)
         patches = getattr(codec, "patches", codec)
         if not isinstance(patches, Patches):
@@ -94,7 +97,7 @@ class SpaceTimeConfig:
                              "--model.backbone.no-moved")  # fmt: skip
         backbone = SpaceTime(event, cond, levels=levels, moved=(patches.stack, patches.patch), **options)
         assert backbone.moved is not None
-        backbone.moved.fit(patches)
+        backbone.moved.fit(patches, variance)
         return backbone
 
 
@@ -111,7 +114,10 @@ class ConvRNNConfig:
     blocks: int = 2
     """Residual blocks a size."""
 
-    def build(self, event: tuple[int, int, int], cond: int, levels: int) -> ConvRNN:
+    def build(
+        self, event: tuple[int, int, int], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> ConvRNN:
+        """codec, variance: not used, tokens are read as they come."""
         return ConvRNN(event, cond, levels=levels, **dataclasses.asdict(self))
 
 
@@ -164,8 +170,7 @@ class ModelConfig:
         if isinstance(self.backbone, (SpaceTimeConfig, ConvRNNConfig)):
             if len(shape) != 3:
                 raise ValueError(f"{type(self.backbone).__name__} is for tokens of (channels, height, width); these are {shape}")
-            own = {"codec": codec} if isinstance(self.backbone, SpaceTimeConfig) else {}
-            backbone: Any = self.backbone.build(shape, cond, self.levels, **own)
+            backbone: Any = self.backbone.build(shape, cond, self.levels, codec, variance)
         elif len(shape) > 1:
             raise ValueError(f"{type(self.backbone).__name__} is for tokens that are vectors; these are {shape}: use SpaceTimeConfig")
         else:
@@ -285,7 +290,7 @@ class TrainConfig:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
         if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):
             raise ValueError(f"lr, muon_lr and clip_norm must be positive; got {self.lr}, {self.muon_lr}, {self.clip_norm}")
-        for name in ("warmup", "weight_decay", "final_lr", "checkpoint_every"):
+        for name in ("warmup", "weight_decay", "final_lr", "checkpoint_every", "moving"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
         for name in ("optimizer", "precision", "parallel", "judge"):

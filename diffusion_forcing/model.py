@@ -246,16 +246,17 @@ class Denoiser:
         self.model = model
         self.cond = cond
         self.state = state
-        self._ready: tuple[int, State, State] | None = None  # for how many sequences, of which state, and what
+        self._ready: tuple[int, State, Tensor | None, State] | None = None  # for how many sequences, of which state and condition, and what
 
     def __call__(self, x: Tensor, k: Tensor) -> Prediction:
         cond, state = self.bound(len(x))
         if x.shape[1] == 1 and hasattr(self.model.backbone, "ready") and not torch.is_grad_enabled():
             # A token that comes alone meets the same past at every step: what it needs of that is worked out once. (Not where gradients
             # are asked for, which may be of the past or of weights that change.)
-            if self._ready is None or self._ready[0] != len(x) or self._ready[1] is not self.state:
-                self._ready = len(x), self.state, self.model.backbone.ready(x, state, cond)
-            state = self._ready[2]
+            cond = self.model._check(x, k, cond)
+            if self._ready is None or self._ready[0] != len(x) or self._ready[1] is not self.state or self._ready[2] is not self.cond:
+                self._ready = len(x), self.state, self.cond, self.model.backbone.ready(x, state, cond)
+            state = self._ready[3]
         return self.model.predict(x, k, cond, state)
 
     def check(self, x: Tensor, k: Tensor) -> None:

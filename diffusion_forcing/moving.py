@@ -6,6 +6,8 @@ alone and without noise, what follows a token is learned in a few minutes. The r
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,30 +19,37 @@ from .model import DiffusionForcing
 from .tasks.base import Progress, Source
 
 
-def moves(model: nn.Module) -> bool:
+def moves(model: nn.Module | None) -> bool:
     """Whether a model's network guesses by moving pixels."""
     return isinstance(getattr(getattr(model, "backbone", None), "moved", None), Moved)
 
 
 def learn_to_move(
-    model: DiffusionForcing, data: Source, steps: int, *, batch: int, generator: Generator, lr: float = 3e-3,
-    progress: Progress | None = None, stop: Callable[[], bool] = lambda: False,
+    model: DiffusionForcing, data: Source, steps: int, *, batch: int, generator: Generator, lr: float = 3e-3, seconds: float = math.inf,
+    progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, first: Callable[[float], float] = float,
 ) -> bool:  # fmt: skip
     """Train only the part of the network that moves pixels, in place, on windows drawn by the generator.
 
-    The learning rate rises over twenty steps and falls to 0 at the end. Returns whether it came to that, and was not told to stop.
+    It ends after so many steps, or seconds if that is sooner; the learning rate rises over twenty steps and falls to 0 at the end. Returns
+    whether it came to that, and was not told to stop. first: the first process's clock, where there are several.
     """
     backbone: Any = model.backbone
     moved: Moved = backbone.moved
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+    began = time.monotonic()
     for step in range(steps):
+        done = max(step / steps, first(time.monotonic() - began) / seconds)
         if stop():
             return False
-        optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
+        if done >= 1:
+            break
+        optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - done)
         windows = data.read(data.draw(batch, generator))
         x, cond, mask = (part.to(model.device) for part in (windows.x, windows.cond, windows.mask))
         error = (guess_error(model, x, cond) * mask[:, 1:]).mean()
         error.backward()
+        if not torch.isfinite(error):
+            raise FloatingPointError(f"what moves pixels diverged at step {step}; lower its learning rate, or set --train.moving 0")
         nn.utils.clip_grad_norm_(moved.parameters(), 1.0)
         optimizer.step()
         model.zero_grad(set_to_none=True)

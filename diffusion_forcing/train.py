@@ -50,7 +50,7 @@ class Diverged(RuntimeError):
 def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Result:
     """Train an experiment in a folder, going on from its checkpoint if it has one; leaves `folder/model` behind.
 
-    Ctrl-C and SIGTERM finish the step, save and return with status "interrupted".
+    Ctrl-C and SIGTERM finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
     """
     config = experiment.train
     check(config)
@@ -79,7 +79,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             if begun is not None:
                 _take_over(model, begun, str(config.init))
         clock = Clock(config)
-        if moves(model) and not (begun is not None and moves(begun)) and not checkpoint.exists(folder):
+        if config.moving and moves(model) and not moves(begun) and not checkpoint.exists(folder):
             assert isinstance(model, DiffusionForcing)
             if here.main and not quiet:
                 print(f"first, how pixels move: {config.moving} steps", flush=True)
@@ -87,9 +87,12 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             with progress_bar() as progress:
                 whole = learn_to_move(
                     model, data.train, config.moving, batch=config.batch, generator=seeded(config.seed, -2),
-                    progress=progress if here.main and not quiet else None, stop=lambda: here.agree(interrupt.requested),
+                    seconds=15 * config.minutes if config.minutes else math.inf, progress=progress if here.main and not quiet else None,
+                    stop=lambda: here.agree(interrupt.requested), first=here.first,
                 )  # fmt: skip
             clock.tock()
+            clock.elapsed = here.first(clock.elapsed)
+            here.share(model)  # each has learned alike, but for what a GPU adds up in any order
             if not whole:  # nothing was learned yet that is worth keeping: the same command begins anew
                 return Result("interrupted", 0, math.nan, math.nan, clock.elapsed / 60)
         describe(_saved(model))  # what cannot be saved at the end should say so at the start
@@ -179,14 +182,15 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
     if not hasattr(task, "data_as"):
         raise ValueError(f"{type(task).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
     kept = folder / "init"
-    model = DiffusionForcing.from_pretrained(kept if kept.exists() else model_folder(init))
+    # A copy of a run that never came to a checkpoint may be of another model.
+    model = DiffusionForcing.from_pretrained(kept if kept.exists() and checkpoint.exists(folder) else model_folder(init))
     if model.codec is None:
         raise ValueError(
             f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
         )
     data = task.data_as(model.codec, raw=True) if isinstance(experiment.model, PainterConfig) else task.data_as(model.codec)
     here.barrier()  # all have read it
-    if here.main and not kept.exists():
+    if here.main and not (kept.exists() and checkpoint.exists(folder)):
         model.save_pretrained(kept)
     here.barrier()
     return data, model
@@ -197,7 +201,8 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> N
     network that has learned without may go on with it.
     """
     wanted, found = describe(model), describe(begun)
-    if moves(model) and not moves(begun):
+    grows = moves(model) and not moves(begun)
+    if grows:
         found["backbone"]["moved"] = wanted["backbone"].get("moved")
     for name in ("backbone", "levels", "parameterization", "variance"):
         if wanted[name] != found[name]:
@@ -208,10 +213,10 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> N
     if not torch.equal(model.schedule.alpha_table.cpu(), begun.schedule.alpha_table):
         raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
     weights = begun.state_dict()
-    if moves(model) and not moves(begun):
+    if grows:
         backbone: Any = model.backbone
-        weights = backbone.grown(weights)
-    model.load_state_dict(weights, strict=moves(model) == moves(begun))
+        weights["backbone.enter.weight"] = backbone.grown(weights["backbone.enter.weight"])
+    model.load_state_dict(weights, strict=not grows)
 
 
 def _step(

@@ -42,7 +42,7 @@ def codec():
 
 def guesser(codec, known=3):
     moved = Moved(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
-    moved.fit(codec)
+    moved.fit(codec, codec.variance)
     torch.nn.init.constant_(moved.trust.bias, 30.0)
     return moved
 
@@ -109,6 +109,10 @@ def test_the_backbone_is_built_for_the_codec(codec):
     model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True)).build(tuple(codec.mean.shape), 0, codec)
     assert model.backbone.config["moved"] == [STACK, PATCH]
     assert torch.allclose(model.backbone.moved.spread, codec.variance.sqrt())
+    raw = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True), parameterization="eps").build(
+        tuple(codec.mean.shape), 0, codec
+    )
+    assert torch.equal(raw.backbone.moved.spread, torch.ones_like(codec.variance))  # this one reads tokens as they are
     with pytest.raises(ValueError, match="no-moved"):
         ModelConfig(SpaceTimeConfig(moved=True)).build((12, 16, 16), 0, Pixels(4))
 
@@ -128,11 +132,15 @@ def test_a_first_stage_teaches_moving_and_nothing_else():
     changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"moved"}
     assert told[-1] == ("learning to move", 60, 60)
+    learned = [parameter.clone() for parameter in model.parameters()]
+    assert not learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), stop=lambda: True)
+    assert learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), seconds=1e-9)  # out of time at once
+    assert all(torch.equal(*pair) for pair in zip(learned, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_first_stage_that_is_stopped_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusion_forcing.train.learn_to_move", lambda *_, stop, **__: not stop() and False)
+    monkeypatch.setattr("diffusion_forcing.train.learn_to_move", lambda *_, **__: False)
     result = train(small("labyrinth"), tmp_path, quiet=True)
     assert result.status == "interrupted"
     assert result.step == 0

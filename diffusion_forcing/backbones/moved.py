@@ -28,6 +28,8 @@ class Moved(nn.Module):
     known: width of the vector that tells of the past's level and of the actions. width: of the small network that points.
     """
 
+    mean: Tensor
+    spread: Tensor
     base: Tensor
 
     def __init__(self, event: tuple[int, int, int], known: int, stack: int, patch: int, width: int = 96) -> None:
@@ -35,9 +37,9 @@ class Moved(nn.Module):
         check_counts(stack=stack, patch=patch)
         c, height, width_ = event
         self.stack, self.patch = stack, patch
-        # Of tokens as the backbone reads them: numbers as large as 1, without their mean.
-        self.mean = nn.Parameter(torch.zeros(event))
-        self.spread = nn.Parameter(torch.ones(event))
+        # Of tokens, by which and without which the backbone reads them.
+        self.register_buffer("mean", torch.zeros(event))
+        self.register_buffer("spread", torch.ones(event))
         self.draw = nn.Linear(c, 3 * patch * patch, bias=False)
         self.read = nn.Linear(3 * stack * patch * patch, c, bias=False)
         self.trust = zeroed(nn.Linear(known, c))
@@ -52,13 +54,17 @@ class Moved(nn.Module):
         self.register_buffer("base", torch.stack([across, down], dim=-1), persistent=False)  # (h patch, w patch, 2)
 
     @torch.no_grad()
-    def fit(self, codec: Any) -> None:
-        """Draw and read frames as `Patches` does: the guess is then the last frame, standing still, until it has learned to move."""
+    def fit(self, codec: Any, variance: Tensor | None) -> None:
+        """Draw and read frames as `Patches` does: the guess is then the last frame, standing still, until it has learned to move.
+
+        variance: (c, h, w), by whose root tokens are divided before the backbone reads them; None: they are not.
+        """
         last = rearrange(codec.basis * codec.scale, "(s p q a) c -> s (p q a) c", s=self.stack, p=self.patch, q=self.patch)[-1]
         self.draw.weight.copy_(last)
         self.read.weight.copy_((codec.basis / codec.scale).T)
         self.mean.copy_(codec.mean)
-        self.spread.copy_(codec.variance.sqrt())
+        if variance is not None:
+            self.spread.copy_(variance.sqrt())
 
     def forward(self, past: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """past: (n, c, h, w), the token before; known: (n, known). Returns the guess (n, c, h, w) and (n, stack, h, w), how much of it was

@@ -29,16 +29,33 @@ class Memory(NamedTuple):
     caches: tuple[Cache, ...]
 
 
+class Before(NamedTuple):
+    """What is known of tokens before they are seen themselves.
+
+    known: (b, t, hidden), by the levels of the tokens before them, and what they are told. seen: (b, t, ..., h, w), what the entry reads
+    beside them: the tokens before, and the guess by these with its mask. guess: (b, t, c, h, w) alone, where there is one.
+    """
+
+    known: Tensor
+    seen: Tensor
+    guess: Tensor | None
+
+    def copied(self, copies: int) -> Before:
+        """Each sequence so many times, beside one another."""
+        known, seen = (part.repeat_interleave(copies, dim=0) for part in (self.known, self.seen))
+        return Before(known, seen, None if self.guess is None else self.guess.repeat_interleave(copies, dim=0))
+
+
 class Ready(NamedTuple):
     """All of a past that a single next token needs, worked out once for the many steps in which that token is denoised.
 
-    entered: (b, n, hidden), the last token's share in the convolution at the entry, with its bias and the places. before: (b, 1, hidden),
-    what its level says, and what is told of the way from there. pasts: of each block, keys and values (b, heads, (window-1) n,
-    hidden / heads). own: (blocks, 6, hidden), the modulation of each. guess: (b, 1, c, h, w), where there is one.
+    entered: (b, n, hidden), what of `Before.seen` is in the convolution at the entry, with its bias and the places. known: (b, 1, hidden).
+    pasts: of each block, keys and values (b, heads, (window-1) n, hidden / heads). own: (blocks, 6, hidden), the modulation of each.
+    guess: (b, 1, c, h, w), where there is one.
     """
 
     entered: Tensor
-    before: Tensor
+    known: Tensor
     pasts: tuple[Cache, ...]
     own: Tensor
     guess: Tensor | None = None
@@ -71,8 +88,8 @@ class SpaceTime(nn.Module):
         }  # fmt: skip
         c, self.height, self.width = event
         self.levels = levels
-        # Each place sees its neighbours and the token before from the start: what moved a little is there already.
         self.moved = None if moved is None else Moved(event, hidden, *moved)
+        # Each place sees its neighbours and the token before from the start: what moved a little is there already.
         self.enter = nn.Conv2d(2 * c if moved is None else 3 * c + moved[0], hidden, 3, padding=1)
         self.place = nn.Parameter(0.02 * torch.randn(self.height * self.width, hidden))
         self.level = LevelEmbedding(hidden, levels)
@@ -85,15 +102,18 @@ class SpaceTime(nn.Module):
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
         self.leave_guess = None if moved is None else zeroed(nn.Linear(hidden, c))  # what of the guess goes straight to the output
-        self._quick: Callable[[Tensor, Tensor, Tensor, Ready], Tensor] | None = None
+        self._quick: Callable[[Tensor, Tensor, Ready], Tensor] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
-        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token (None if `Ready`)."""
+        """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token.
+
+        After a state that is `Ready` one token is read, which was told its condition there, and no state is returned.
+        """
         if isinstance(state, Ready):
-            return (self._next if self._quick is None else self._quick)(x, k, cond, state), None
+            return (self._next if self._quick is None else self._quick)(x, k, state), None
         state = self.start(x) if state is None else Memory(*state)
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
-        hidden, level, skipped = self.embed(x, k, cond, past_x, past_k)
+        hidden, level, skipped = self.embed(x, k, self._before(past_x, past_k, cond))
         caches = []
         for block, cache in zip(self.blocks, state.caches, strict=True):
             hidden, kept = block(hidden, level, cache)
@@ -105,11 +125,11 @@ class SpaceTime(nn.Module):
         if self._quick is None:
             self._quick = torch.compile(self._next, dynamic=False)
 
-    def grown(self, weights: dict[str, Tensor], name: str = "backbone.enter.weight") -> dict[str, Tensor]:
-        """A model's weights from before this network moved pixels, such that it says the same with them: what is new counts nothing yet."""
-        known, entry = weights[name], torch.zeros_like(self.enter.weight)
-        entry[:, : known.shape[1]] = known
-        return {**weights, name: entry}
+    def grown(self, entry: Tensor) -> Tensor:
+        """The entry's weights from before a network moved pixels, such that it says the same with them: what is new counts nothing yet."""
+        weight = torch.zeros_like(self.enter.weight)
+        weight[:, : entry.shape[1]] = entry
+        return weight
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, which what was compiled for this one does not know of."""
@@ -123,19 +143,18 @@ class SpaceTime(nn.Module):
         return Memory(torch.zeros_like(x[:, :1]), torch.full((b, 1), self.levels, device=x.device), caches)
 
     def ready(self, x: Tensor, state: Memory | None, cond: Tensor | None = None) -> Ready:
-        """The past of the next token (b, 1, c, h, w), which is yet to be denoised, if it comes alone, told cond (b, 1, a)."""
+        """The past of the next token x (b, 1, c, h, w), which comes alone and is yet to be denoised; cond (b, 1, a): what it is told."""
         state = self.start(x) if state is None else Memory(*state)
         c, blocks = x.shape[2], self._blocks()
-        before = self._known(state.k, cond)
-        seen, guess = self._seen(state.x, before)
+        known, seen, guess = self._before(state.x, state.k, cond)
         entered = _convolved(seen[:, 0], self.enter.weight[:, c:]) + (self.place + self.enter.bias)  # type: ignore[operator]
         pasts = tuple(block.past(*cache) for block, cache in zip(blocks, state.caches, strict=True))
         own = torch.stack([block.modulation for block in blocks]).unflatten(1, (6, -1)) + blocks[0].base
-        return Ready(entered, before, pasts, own, guess)
+        return Ready(entered, known, pasts, own, guess)
 
-    def _next(self, x: Tensor, k: Tensor, cond: Tensor, ready: Ready) -> Tensor:
+    def _next(self, x: Tensor, k: Tensor, ready: Ready) -> Tensor:
         """As forward, for one token: the same sums by fewer and larger operations, since these are many and small."""
-        said = self.level(k) + ready.before
+        said = self.level(k) + ready.known
         asked = self.modulate(F.silu(said[:, 0])).unflatten(-1, (6, -1)) + ready.own[:, None]  # (blocks, b, 6, hidden)
         hidden = _convolved(x[:, 0], self.enter.weight[:, : x.shape[2]]) + ready.entered + said
         for block, past, modulations in zip(self._blocks(), ready.pasts, asked, strict=True):
@@ -144,37 +163,31 @@ class SpaceTime(nn.Module):
         out = (_convolved(grid, self.leave.weight) + self.leave.bias).transpose(1, 2).reshape(x.shape)  # type: ignore[operator]
         return out if ready.guess is None else out + self._skipped(said, ready.guess)
 
-    def embed(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
-        """Places (b, t, n, hidden) of tokens x after tokens past_x, six modulations (b, t, 1, hidden) by level and condition, and what of
-        the guess goes straight to the output, like x.
+    def embed(self, x: Tensor, k: Tensor, before: Before) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
+        """Places (b, t, n, hidden) of tokens x at levels k, six modulations (b, t, 1, hidden), and what of the guess goes straight to the
+        output, like x.
         """
-        before = self._known(past_k, cond)
-        seen, guess = self._seen(past_x, before)
-        said = self.level(k) + before
-        grid = self.enter(torch.cat([x, seen], dim=2).flatten(0, 1))
+        said = self.level(k) + before.known
+        grid = self.enter(torch.cat([x, before.seen], dim=2).flatten(0, 1))
         hidden = rearrange(grid, "(b t) d h w -> b t (h w) d", b=len(x)) + self.place
-        skipped = None if guess is None else self._skipped(said, guess)
+        skipped = None if before.guess is None else self._skipped(said, before.guess)
         return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1), skipped
 
-    def _known(self, past_k: Tensor, cond: Tensor | None) -> Tensor:
-        """(b, t, hidden), what is known of tokens before they are seen: the level of those before them, and what is told."""
-        before = self.before(self.level(past_k))
-        if self.told is None:
-            return before
-        if cond is None:
-            raise ValueError("this network is told conditions: give those of the next token too, ready(x, state, cond)")
-        return before + self.told(cond)
-
-    def _seen(self, past_x: Tensor, before: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What the entry reads beside tokens: those before them (b, t, c, h, w), and the guess by these, which is given alone too."""
+    def _before(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None) -> Before:
+        """For tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), and are told cond (b, t, a)."""
+        known = self.before(self.level(past_k))
+        if self.told is not None:
+            if cond is None:
+                raise ValueError("this network is told conditions: give those of the next token too, ready(x, state, cond)")
+            known = known + self.told(cond)
         if self.moved is None:
-            return past_x, None
-        guess, mask = (part.unflatten(0, past_x.shape[:2]) for part in self.moved(past_x.flatten(0, 1), before.flatten(0, 1)))
-        return torch.cat([past_x, guess, mask], dim=2), guess
+            return Before(known, past_x, None)
+        guess, mask = (part.unflatten(0, past_x.shape[:2]) for part in self.moved(past_x.flatten(0, 1), known.flatten(0, 1)))
+        return Before(known, torch.cat([past_x, guess, mask], dim=2), guess)
 
     def guess(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Tensor:
         """What moving pixels says of the tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), told cond (b, t, a)."""
-        guess = self._seen(past_x, self._known(past_k, cond))[1]
+        guess = self._before(past_x, past_k, cond).guess
         if guess is None:
             raise ValueError("this network moves no pixels; build it with moved=(frames a token, pixels a patch's side)")
         return guess
@@ -194,8 +207,9 @@ class SpaceTime(nn.Module):
         """
         none, copies = self.start(past_x), len(x) // len(past_x)
         shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
-        past, past_level, _ = self.embed(past_x, past_k, cond[::copies], *shifted)
-        hidden, level, skipped = self.embed(x, k, cond, *(part.repeat_interleave(copies, dim=0) for part in shifted))
+        before = self._before(*shifted, cond[::copies])
+        past, past_level, _ = self.embed(past_x, past_k, before)
+        hidden, level, skipped = self.embed(x, k, before.copied(copies))
         blocks = self._blocks()
         for block, cache in zip(blocks, none.caches, strict=True):
             seen = block.heads_of(past, past_level)

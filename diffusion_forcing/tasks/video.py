@@ -429,7 +429,7 @@ class Video:
         return scores
 
     def _judging_as(self, other: Video) -> Video:
-        """The other's tokens and way of sampling, on this one's clips, from as many frames, as long, as many steps, led as much."""
+        """The other's tokens and way of sampling, on this one's clips, as long, by as many steps, with as much noise and history."""
         frames = self.sampling.context * self.stack
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
