@@ -33,7 +33,8 @@ BEGINNINGS = 64
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands.
+    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands; f lets it walk by
+    itself, if it learned to (--task.free).
 
     With --keys or --file the film is made at once. With neither, a window opens where there is a display; without one, keys are read from
     the terminal, a line at a time, until an empty line.
@@ -96,10 +97,11 @@ class Player:
 
 def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:
     """What each key does: an action (a,). Clips of one's own have a digit for each kind of action."""
+    free = {"f": (float("nan"),) * width} if task.free else {}
     if isinstance(task.world, Folder):
-        return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))}
+        return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))} | free
     right = 1.0 if isinstance(task.world, Labyrinth | Doom) else -1.0
-    return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)}
+    return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)} | free
 
 
 def actions_of(keys: str, known: dict[str, tuple[float, ...]], stack: int) -> Iterator[NDArray[np.float32]]:

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from . import checkpoint, levels, optim
+from .backbones.space_time import SpaceTime
 from .config import Experiment, PainterConfig, TrainConfig
 from .data.sequences import Batch
 from .distributed import World, check_device, device_kind, shard, spread, world
@@ -197,13 +198,16 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
 
 
 def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> None:
-    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels: a
-    network that has learned without may go on with it.
+    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels and
+    for a last number that is told: a network that has learned without may go on with them.
     """
     wanted, found = describe(model), describe(begun)
     grows = moves(model) and not moves(begun)
     if grows:
         found["backbone"]["moved"] = wanted["backbone"].get("moved")
+    told = found["backbone"].get("cond", 0)
+    if freed := bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
+        found["backbone"]["cond"] = told + 1
     for name in ("backbone", "levels", "parameterization", "variance"):
         if wanted[name] != found[name]:
             raise ValueError(
@@ -216,6 +220,8 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> N
     if grows:
         backbone: Any = model.backbone
         weights["backbone.enter.weight"] = backbone.grown(weights["backbone.enter.weight"])
+    if freed:  # which counts nothing yet
+        weights["backbone.told.weight"] = nn.functional.pad(weights["backbone.told.weight"], (0, 1))
     model.load_state_dict(weights, strict=not grows)
 
 

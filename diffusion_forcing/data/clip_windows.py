@@ -21,12 +21,14 @@ class ClipWindows:
     """Windows of `length` tokens, of `stack` frames each, that begin at any frame of the clips numbered `which`.
 
     codec: frames to tokens. told: actions (t, a), one a frame, to conditions (tokens, c). Clips shorter than a window are left out.
+    free: share of the windows drawn whose actions are NaN from some token on: of them nothing is to be told.
     """
 
     def __init__(
-        self, clips: ClipSet, which: Sequence[int], codec: nn.Module, stack: int, length: int, told: Callable[[NDArray[np.float32]], Tensor]
+        self, clips: ClipSet, which: Sequence[int], codec: nn.Module, stack: int, length: int,
+        told: Callable[[NDArray[np.float32]], Tensor], free: float = 0.0,
     ) -> None:  # fmt: skip
-        self.length, self.frames = length, length * stack
+        self.length, self.frames, self.stack, self.free = length, length * stack, stack, free
         kept = [i for i in which if clips.lengths[i] >= self.frames]
         if not kept:
             raise ValueError(
@@ -42,10 +44,14 @@ class ClipWindows:
         return len(self._first)
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        """Random windows as (size, 2): which clip, and its first frame."""
+        """Random windows as (size, 2): which clip, and its first frame; with `free` (size, 3): and how many of its tokens are told."""
         which = torch.randint(0, len(self), (size,), generator=generator)
         room = torch.from_numpy(self._room)[which] + 1
-        return torch.stack([which, (torch.rand(size, generator=generator) * room).long()], dim=1)
+        drawn = [which, (torch.rand(size, generator=generator) * room).long()]
+        if self.free:
+            told = torch.randint(-self.length, self.length, (size,), generator=generator).clamp(min=0)  # half of them from the beginning
+            drawn.append(told.where(torch.rand(size, generator=generator) < self.free, torch.tensor(self.length)))
+        return torch.stack(drawn, dim=1)
 
     def length_of(self, windows: Tensor) -> int:
         return self.length
@@ -59,8 +65,17 @@ class ClipWindows:
     def read(self, windows: Tensor) -> Batch:
         x, cond = [], []
         for part in windows.split(AT_ONCE):
-            places = [int(self._first[i]) + first for i, first in part.tolist()]
+            places = [int(self._first[i]) + first for i, first, *_ in part.tolist()]
             x.append(self._codec.encode(floats(np.stack([self._clips.frames[at : at + self.frames] for at in places]))))  # type: ignore[operator]
-            cond += [self._told(self._clips.actions[at : at + self.frames]) for at in places]
+            cond += [self._told(self._actions(at, *told)) for at, (_, _, *told) in zip(places, part.tolist(), strict=True)]
         tokens = torch.cat(x)
         return Batch(tokens, torch.stack(cond), torch.ones(tokens.shape[:2], dtype=torch.bool))
+
+    def _actions(self, at: int, told: int | None = None) -> NDArray[np.float32]:
+        """Of the window at a place, NaN from token number `told` on."""
+        actions = self._clips.actions[at : at + self.frames]
+        if told is None or told == self.length:
+            return actions
+        actions = np.array(actions)
+        actions[told * self.stack :] = np.nan
+        return actions

@@ -70,6 +70,9 @@ class RollOut:
     """Level that generated tokens count as having, so that small errors do not add up."""
     context: int = 4
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
+    led: int | None = None
+    """So many tokens after the context are led by the real clip's actions, then the model walks by itself (--task.free). None: all are,
+    though what is imagined soon differs from where these actions were meant for, and they lead into walls."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
     noise: float = 1.0
@@ -97,8 +100,8 @@ class RollOut:
             raise ValueError(
                 f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, add --task.sampling.history 1"
             )
-        for name in ("context", "between"):
-            if getattr(self, name) < 0:
+        for name in ("context", "between", "led"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
 
     def wrap(self) -> Callable[[Any], Denoise] | None:
@@ -128,6 +131,9 @@ class Video:
     """How far these are made equally large: 0 not at all, 1 all alike."""
     told: bool = True
     """Whether the model is told the actions, where the clips have some."""
+    free: float = 0.0
+    """Share of training windows in which actions are told no more from some token on, so that the model learns to walk by itself too:
+    0 to 1. More than 0 adds a number to what is told: whether there is nothing to tell."""
     data_seed: int = 0
     """Of the worlds."""
     length: int = 200
@@ -139,6 +145,13 @@ class Video:
 
     def __post_init__(self) -> None:
         check_options(self, "clips", "frames", "tokens", "stack", "length", "real")
+        if not 0 <= self.free <= 1:
+            raise ValueError(f"free is a share of the training windows, from 0 to 1; got {self.free}")
+        if self.sampling.led is not None and not self.free:
+            raise ValueError(
+                f"a model that was told all actions cannot walk by itself after {self.sampling.led} tokens; add --task.sampling.led None, "
+                "or train with --task.free 0.3"
+            )
         check_divides(self.stack, self.length, "roll-outs are cut into tokens of so many frames")
         if isinstance(self.world, Folder):
             return self._check_patch()
@@ -186,21 +199,34 @@ class Video:
             return _read(self, progress, Pixels(self.stack) if raw else codec)
 
     def conditions(self, actions: NDArray[np.float32]) -> Tensor:
-        """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told."""
+        """(t, stack * a) from actions (t * stack, a), one a frame; (t, 0) where the model is not told.
+
+        Where an action is NaN, its token's are not told: the model walks by itself. One that can has a further number, which says so.
+        """
         t = len(actions) // self.stack
-        if not self.told:
+        if not self.told or not actions.shape[-1]:
             return torch.zeros(t, 0)
-        return torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
+        told = torch.tensor(np.ascontiguousarray(actions[: t * self.stack])).reshape(t, -1)
+        unknown = told.isnan().any(-1, keepdim=True)
+        if self.free:
+            return torch.cat([told.masked_fill(unknown, 0.0), unknown.to(told)], dim=-1)
+        if unknown.any():
+            raise ValueError("where actions are NaN a model walks by itself, which this one did not learn; train it with --task.free 0.3")
+        return told
 
     def _told(self, actions: NDArray[np.float32] | None, tokens: int) -> Tensor | None:
         """Conditions (b, tokens, c) from actions (b, t, a); None where nothing is told.
 
-        Where these end a world's walker rests, and in clips of one's own, where no action may be at rest, the last one goes on.
+        Where these end a model that can walks by itself. Otherwise a world's walker rests, and in clips of one's own, where no action may
+        be at rest, the last one goes on.
         """
         if not self.told or actions is None or not actions.shape[-1]:
             return None
         missing = ((0, 0), (0, max(0, tokens * self.stack - actions.shape[1])), (0, 0))
-        padded = np.pad(actions, missing, mode="edge" if isinstance(self.world, Folder) else "constant")
+        if self.free:
+            padded = np.pad(actions, missing, constant_values=np.nan)
+        else:
+            padded = np.pad(actions, missing, mode="edge" if isinstance(self.world, Folder) else "constant")
         return torch.stack([self.conditions(one) for one in padded])[:, :tokens]
 
     def codec(self, clips: ClipSet, which: Sequence[int]) -> nn.Module:
@@ -330,6 +356,8 @@ class Video:
         """Roll-outs (n, context + length, px, px, 3) and the real clips they set out from, as far as these go. And the context's frames."""
         context = self.sampling.context * self.stack
         real, actions = self.judged_by(samples, max(context, self._longest(context + self.length, progress)), progress)
+        if self.sampling.led is not None:
+            actions[:, context + self.sampling.led * self.stack :] = np.nan
         made = np.empty((len(real), context + self.length, *real.shape[2:]), np.uint8)
         made[:, :context] = real[:, :context]
         if show is not None and context:
@@ -386,6 +414,8 @@ class Video:
             )
         rows = tuple((score, *(f"{column[score]:.4g}" if score in column else "" for column in columns)) for score in columns[0])
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
+        if self.sampling.led is not None:
+            title += f", of which {self.sampling.led} {'token is' if self.sampling.led == 1 else 'tokens are'} led"
         if self.sampling.history != 1:
             title += f", history {self.sampling.history:g}"
         if self.sampling.noise != 1:
@@ -397,9 +427,9 @@ class Video:
         """Frames (n, context + length, px, px, 3) of places never trained on, under the actions that lead the roll-outs.
 
         These were meant for the clips that roll-outs go on from. A model imagines other corners than were really there, and is then led
-        into walls; so is the world itself here, elsewhere. None where there are no actions, or no world to ask.
+        into walls; so is the world itself here, elsewhere. None where there are no actions, no world to ask, or the model is not led so.
         """
-        if isinstance(self.world, Folder) or not self.told:
+        if isinstance(self.world, Folder) or not self.told or self.sampling.led is not None:
             return None
         _, actions = self.judged_by(samples, context + self.length)
         strayed = np.empty((samples, context + self.length, self.world.px, self.world.px, 3), np.uint8)
@@ -429,12 +459,21 @@ class Video:
         return scores
 
     def _judging_as(self, other: Video) -> Video:
-        """The other's tokens and way of sampling, on this one's clips, as long, by as many steps, with as much noise and history."""
+        """The other's tokens and way of sampling, on this one's clips, as long, led as far, by as many steps, with as much noise.
+
+        One that never walks by itself is led all the way.
+        """
         frames = self.sampling.context * self.stack
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
-        sampling = dataclasses.replace(other.sampling, context=frames // other.stack, steps=self.sampling.steps, noise=self.sampling.noise,
-                                       history=1.0 if other.sampling.schedule == "conveyor" else self.sampling.history)  # fmt: skip
+        mine = self.sampling
+        sampling = dataclasses.replace(
+            other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise,
+            history=1.0 if other.sampling.schedule == "conveyor" else mine.history,
+        )  # fmt: skip
+        if other.free and mine.led is not None:
+            check_divides(other.stack, mine.led * self.stack, f"{mine.led * self.stack} frames are led, but another run stacks")
+            sampling = dataclasses.replace(sampling, led=mine.led * self.stack // other.stack)
         return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
 
     def _turning(self, samples: int, context: int) -> NDArray[np.bool_] | None:
@@ -553,7 +592,7 @@ def _read(task: Video, progress: Progress, codec: nn.Module | None = None) -> Ta
     codec = task.codec(train, learned) if codec is None else codec
 
     def windows(clips: ClipSet, which: list[int]) -> ClipWindows:
-        return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions)
+        return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions, task.free if task.told else 0.0)
 
     return TaskData(windows(train, learned), windows(valid, judged), codec)
 
