@@ -121,9 +121,12 @@ class SpaceTime(nn.Module):
         return self.predict(hidden, skipped), Memory(x[:, -1:], k[:, -1:], tuple(caches))
 
     def compile_next(self) -> None:
-        """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has."""
+        """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has.
+
+        Weights are then as they were: what is sampled without gradients knows nothing of later training.
+        """
         if self._quick is None:
-            self._quick = torch.compile(self._next, dynamic=False)
+            self._quick = torch.compile(self._next, dynamic=False, options={"freezing": True, "cpp_wrapper": True})
 
     def grown(self, entry: Tensor) -> Tensor:
         """The entry's weights from before a network moved pixels, such that it says the same with them: what is new counts nothing yet."""
