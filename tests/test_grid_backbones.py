@@ -105,6 +105,29 @@ def test_a_past_that_was_made_ready_says_the_same(name, past):
     assert after is None
 
 
+@pytest.mark.parametrize("past", [0, 1, T])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned", "moved"])
+def test_a_token_that_is_remembered_by_the_compiled_pass_leaves_the_same_state(name, past, monkeypatch):
+    """Compiled without a compiler: the same sums. With gradients, and for several tokens, it is not asked."""
+    net, parts = NETS[name], sequence(T + 2, b=len(NETS[name].blocks))
+    state = net(*cut(parts, 0, past))[1] if past else None
+    token, more = cut(parts, past, past + 1), cut(parts, past, past + 2)
+    plain, plain_more = net(*token, state), net(*more, state)
+    asked = []
+
+    def quick(*arguments):
+        asked.append(arguments)
+        return net._next(*arguments)
+
+    monkeypatch.setattr(net, "_quick", quick)
+    compare_states(net(*token, state), plain)
+    assert len(asked) == 1
+    compare_states(net(*more, state), plain_more)
+    with torch.enable_grad():
+        compare_states(net(*token, state), plain)
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("name", BUILD)
 def test_a_fresh_network_outputs_zeros(name):
     out, _ = BUILD[name]()(*sequence())

@@ -102,7 +102,7 @@ class SpaceTime(nn.Module):
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
         self.leave_guess = None if moved is None else zeroed(nn.Linear(hidden, c))  # what of the guess goes straight to the output
-        self._quick: Callable[[Tensor, Tensor, Ready], Tensor] | None = None
+        self._quick: Callable[[Tensor, Tensor, Ready], tuple[Tensor, tuple[Cache, ...]]] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
         """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x, and the state after the last token.
@@ -110,8 +110,11 @@ class SpaceTime(nn.Module):
         After a state that is `Ready` one token is read, which was told its condition there, and no state is returned.
         """
         if isinstance(state, Ready):
-            return (self._next if self._quick is None else self._quick)(x, k, state), None
+            return (self._next if self._quick is None else self._quick)(x, k, state)[0], None
         state = self.start(x) if state is None else Memory(*state)
+        if self._quick is not None and x.shape[1] == 1 and not torch.is_grad_enabled():
+            out, own = self._quick(x, k, self.ready(x, state, cond))
+            return out, Memory(x, k, tuple(_rolled(cache, seen) for cache, seen in zip(state.caches, own, strict=True)))
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
         hidden, level, skipped = self.embed(x, k, self._before(past_x, past_k, cond))
         caches = []
@@ -155,16 +158,21 @@ class SpaceTime(nn.Module):
         own = torch.stack([block.modulation for block in blocks]).unflatten(1, (6, -1)) + blocks[0].base
         return Ready(entered, known, pasts, own, guess)
 
-    def _next(self, x: Tensor, k: Tensor, ready: Ready) -> Tensor:
-        """As forward, for one token: the same sums by fewer and larger operations, since these are many and small."""
+    def _next(self, x: Tensor, k: Tensor, ready: Ready) -> tuple[Tensor, tuple[Cache, ...]]:
+        """As forward, for one token: the same sums by fewer and larger operations, since these are many and small.
+
+        Returns out, and keys and values (b, n, hidden) of each block.
+        """
         said = self.level(k) + ready.known
         asked = self.modulate(F.silu(said[:, 0])).unflatten(-1, (6, -1)) + ready.own[:, None]  # (blocks, b, 6, hidden)
         hidden = _convolved(x[:, 0], self.enter.weight[:, : x.shape[2]]) + ready.entered + said
+        own = []
         for block, past, modulations in zip(self._blocks(), ready.pasts, asked, strict=True):
-            hidden = block.next(hidden, modulations[:, :, None].unbind(1), *past)
+            hidden, *seen = block.next(hidden, modulations[:, :, None].unbind(1), *past)
+            own.append((seen[0], seen[1]))
         grid = self.final(hidden).transpose(1, 2).unflatten(2, (self.height, self.width))
         out = (_convolved(grid, self.leave.weight) + self.leave.bias).transpose(1, 2).reshape(x.shape)  # type: ignore[operator]
-        return out if ready.guess is None else out + self._skipped(said, ready.guess)
+        return out if ready.guess is None else out + self._skipped(said, ready.guess), tuple(own)
 
     def embed(self, x: Tensor, k: Tensor, before: Before) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
         """Places (b, t, n, hidden) of tokens x at levels k, six modulations (b, t, 1, hidden), and what of the guess goes straight to the
@@ -288,22 +296,26 @@ class Block(Modulated):
         split = "b t n (a e) -> b a (t n) e"
         return rearrange(dated, split, a=self.heads).contiguous(), rearrange(values, split, a=self.heads).contiguous()
 
-    def next(self, x: Tensor, modulations: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> Tensor:
-        """As forward, for one token x (b, n, hidden), six modulations (b, 1, hidden), and keys and values of `past`."""
+    def next(self, x: Tensor, modulations: tuple[Tensor, ...], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As forward, for one token x (b, n, hidden), six modulations (b, 1, hidden), and keys and values of `past`.
+
+        Returns x, and the token's own keys and values, (b, n, hidden) each.
+        """
         shift, scale, gate, shift_mlp, scale_mlp, gate_mlp = modulations
         b, n, width = x.shape
         each = width // self.heads
         qkv = self.qkv(torch.addcmul(shift, self.norm(x), scale)).view(b, n, 3, self.heads, each)
-        query, key = self.norm_q(qkv[:, :, 0]), self.norm_k(qkv[:, :, 1]) + self.ago[-1].view(self.heads, each)
+        query, key, value = self.norm_q(qkv[:, :, 0]), self.norm_k(qkv[:, :, 1]), qkv[:, :, 2]
         if self.turned is not None:
             query, key = self.turned(query), self.turned(key)
-        keys = torch.cat([keys, key.transpose(1, 2)], dim=2)
-        values = torch.cat([values, qkv[:, :, 2].transpose(1, 2)], dim=2)
+        dated = key + self.dates()[-1].unflatten(-1, (self.heads, each))
+        keys = torch.cat([keys, dated.transpose(1, 2)], dim=2)
+        values = torch.cat([values, value.transpose(1, 2)], dim=2)
         attended = F.scaled_dot_product_attention(query.transpose(1, 2), keys, values)
         x = torch.addcmul(x, gate, self.project(attended.transpose(1, 2).reshape(b, n, width)))
         grid = torch.addcmul(shift_mlp, self.norm(x), scale_mlp).transpose(1, 2).unflatten(2, self.grid)
         near = self.near(grid).flatten(2).transpose(1, 2)
-        return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+        return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near)))), key.flatten(-2), value.flatten(-2)
 
     def _after(self, x: Tensor, level: tuple[Tensor, ...], query: Tensor, key: Tensor, value: Tensor, past: Cache) -> Tensor:
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
@@ -342,6 +354,12 @@ class Turned(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., places, heads, width)."""
         return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, dims=-1), self.sin)
+
+
+def _rolled(cache: Cache, seen: Cache) -> Cache:
+    """A cache after one more token, whose keys and values are (b, n, hidden): the oldest is forgotten."""
+    keys, values = (torch.cat([kept, new[:, None]], dim=1)[:, 1:] for kept, new in zip(cache, seen, strict=True))
+    return keys, values
 
 
 def _convolved(grid: Tensor, weight: Tensor) -> Tensor:
