@@ -61,13 +61,6 @@ class World:
         dist.broadcast(tensor, 0)
         return float(tensor.item())
 
-    def share(self, model: nn.Module) -> None:
-        """Give all processes the first one's parameters, in place."""
-        if self.size > 1:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    dist.broadcast(parameter, 0)
-
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()

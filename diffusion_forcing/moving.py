@@ -15,6 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .backbones.moved import Moved
+from .distributed import World
 from .model import DiffusionForcing
 from .tasks.base import Progress, Source
 
@@ -26,30 +27,35 @@ def moves(model: nn.Module | None) -> bool:
 
 def learn_to_move(
     model: DiffusionForcing, data: Source, steps: int, *, batch: int, generator: Generator, lr: float = 3e-3, seconds: float = math.inf,
-    progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, first: Callable[[float], float] = float,
+    progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, here: World | None = None,
 ) -> bool:  # fmt: skip
     """Train only the part of the network that moves pixels, in place, on windows drawn by the generator.
 
     It ends after so many steps, or seconds if that is sooner; the learning rate rises over twenty steps and falls to 0 at the end. Returns
-    whether it came to that, and was not told to stop. first: the first process's clock, where there are several.
+    whether it came to that, and was not told to stop. here: among which processes the windows are shared.
     """
+    here = here or World(device=model.device)
     backbone: Any = model.backbone
     moved: Moved = backbone.moved
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     began = time.monotonic()
     for step in range(steps):
-        done = max(step / steps, first(time.monotonic() - began) / seconds)
+        done = max(step / steps, here.first(time.monotonic() - began) / seconds)
         if stop():
             return False
         if done >= 1:
             break
         optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - done)
-        windows = data.read(data.draw(batch, generator))
+        windows = data.read(data.draw(batch, generator)[here.slice(batch)])
         x, cond, mask = (part.to(model.device) for part in (windows.x, windows.cond, windows.mask))
-        error = (guess_error(model, x, cond) * mask[:, 1:]).mean()
+        error = (guess_error(model, x, cond) * mask[:, 1:]).mean() / here.size
         error.backward()
+        error = here.sum(error.detach())
         if not torch.isfinite(error):
             raise FloatingPointError(f"what moves pixels diverged at step {step}; lower its learning rate, or set --train.moving 0")
+        for parameter in moved.parameters():
+            if parameter.grad is not None:
+                parameter.grad = here.sum(parameter.grad)
         nn.utils.clip_grad_norm_(moved.parameters(), 1.0)
         optimizer.step()
         model.zero_grad(set_to_none=True)

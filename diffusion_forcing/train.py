@@ -89,11 +89,10 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 whole = learn_to_move(
                     model, data.train, config.moving, batch=config.batch, generator=seeded(config.seed, -2),
                     seconds=15 * config.minutes if config.minutes else math.inf, progress=progress if here.main and not quiet else None,
-                    stop=lambda: here.agree(interrupt.requested), first=here.first,
+                    stop=lambda: here.agree(interrupt.requested), here=here,
                 )  # fmt: skip
             clock.tock()
             clock.elapsed = here.first(clock.elapsed)
-            here.share(model)  # each has learned alike, but for what a GPU adds up in any order
             if not whole:  # nothing was learned yet that is worth keeping: the same command begins anew
                 return Result("interrupted", 0, math.nan, math.nan, clock.elapsed / 60)
         describe(_saved(model))  # what cannot be saved at the end should say so at the start

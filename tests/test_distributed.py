@@ -11,6 +11,10 @@ from diffusion_forcing.distributed import World
 from diffusion_forcing.train import check
 
 TRAIN = ["train", "composition", *WORDS, "--train.steps", "6", "--train.validate-every", "2", "--train.optimizer", "adamw"]
+VIDEO = ["train", "labyrinth", "--task.world.px", "16", "--task.world.size", "2", "--task.clips", "16", "--task.frames", "16",
+         "--task.tokens", "3", "--task.stack", "2", "--task.patch", "4", "--task.components", "8", "--model.backbone.hidden", "16",
+         "--train.batch", "4", "--train.minutes", "None", "--train.steps", "6", "--train.validate-every", "2", "--train.threads", "1",
+         "--train.log-every", "1", "--train.optimizer", "adamw", "--train.moving", "7"]  # fmt: skip
 TRANSFORMER = ["train", "composition-transformer", *TRAIN[2:], "--model.backbone.heads", "2", "--model.backbone.layers", "2"]
 
 
@@ -48,8 +52,9 @@ def check_same(one, two):
     [
         [*TRAIN, "--train.optimizer", "muon", "--train.accumulate", "2", "--train.parallel", "ddp"],
         [*TRANSFORMER, "--train.parallel", "fsdp"],
+        VIDEO,  # which learns to move pixels first
     ],
-    ids=["ddp", "fsdp"],
+    ids=["ddp", "fsdp", "moved"],
 )
 def test_two_processes_equal_one(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
