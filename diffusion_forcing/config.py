@@ -241,6 +241,9 @@ class TrainConfig:
     several joined by a plus."""
     given: float = 0.0
     """Share of sequences whose first token, or as many as the data call their context, is given: clean, whatever level was drawn."""
+    imagined: float = 0.0
+    """Share of sequences in which tokens that are nearly clean are read as the model itself makes them out from noise, in one step: what
+    comes next is then learned after such a past as a roll-out has. For draws that give each token one level."""
     looks: int = 1
     """Of draws that give the past levels of its own (teacher_forced, remembered): noisy versions of each token that learn from one reading
     of the past, each at its own level. By SpaceTime that past is half of the work where there is one, a quarter where there are three;
@@ -295,11 +298,17 @@ class TrainConfig:
                 raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
         for name in ("optimizer", "precision", "parallel", "judge"):
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
-        if not 0 <= self.ema < 1 or not 0 <= self.cond_drop <= 1 or not 0 <= self.given <= 1:
-            raise ValueError(f"ema lies in [0, 1), cond_drop and given in [0, 1]; got {self.ema}, {self.cond_drop}, {self.given}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema lies in [0, 1); got {self.ema}")
+        for name in ("cond_drop", "given", "imagined"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share of the sequences and lies in [0, 1]; got {getattr(self, name)}")
         if self.looks > 1 and "+" in self.draw:
             raise ValueError(f"several looks share one past, so that they follow one draw; got {self.draw!r}, set --train.looks 1")
         drawn = level_draws.by_name(self.draw)((1, 2), 10, Generator())
+        if self.imagined and drawn.past is not None:
+            raise ValueError(f"tokens are imagined where each has one level, and {self.draw} gives the past levels of its own; got "
+                             f"imagined={self.imagined}, set --train.imagined 0 or another --train.draw")  # fmt: skip
         if self.looks > 1 and drawn.past is None:
             raise ValueError("several looks share one past, which needs a draw that gives it levels of its own (as remembered); "
                              f"got looks={self.looks} and draw={self.draw!r}, set --train.looks 1")  # fmt: skip

@@ -97,6 +97,17 @@ def remembered(
     return Levels(k, past)
 
 
+def imagined(k: Tensor, levels: int, share: float, generator: Generator | None = None) -> Tensor:
+    """(b, t), levels at which tokens of levels k (b, t) are to be imagined, 0 where they are not.
+
+    In a share of the sequences, those that are nearly clean (up to K / 10), from K / 10 to 7 K / 10: what later tokens then see is what a
+    roll-out shows them, the model's own work instead of the truth.
+    """
+    chosen = torch.rand(len(k), 1, generator=generator) < share
+    level = torch.randint(max(1, levels // 10), max(2, 7 * levels // 10 + 1), k.shape, generator=generator)
+    return torch.where(chosen & (k <= levels // 10), level, 0)
+
+
 def lapses(shape: tuple[int, int], levels: int, period: int, generator: Generator | None = None, longest: int = 6) -> Tensor:
     """(b, t), levels of sequences whose moments of `period` tokens are not always seen: 0, but for stretches of up to `longest` moments.
 

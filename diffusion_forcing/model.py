@@ -79,13 +79,16 @@ class DiffusionForcing(Pretrained, nn.Module):
         return self.schedule.alpha_table.device
 
     def forward(
-        self, x: Tensor, k: Tensor, cond: Tensor | None = None, *, noise: Tensor | None = None, past: Tensor | None = None
-    ) -> Tensor:
+        self, x: Tensor, k: Tensor, cond: Tensor | None = None, *, noise: Tensor | None = None, past: Tensor | None = None,
+        imagined: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The weighted squared error of each token, (b, t), averaged over the token's numbers.
 
         x: clean tokens (b, t, *event); k: level of each (b, t); past: level at which later tokens see each, where it is not k.
         With a past, k and noise may be of n noisy versions of each sequence, beside one another, which learn from one reading of the past:
         (n b, t); so is then what is returned.
+        imagined: (b, t), where above 0 the token is not read as it is, but as the model itself makes it out at that level, in one step. It
+        is then what others see, labelled k, and has no error of its own. Without a past.
         """
         if past is not None and len(k) > len(x):
             check_divides(len(x), len(k), "k gives each noisy version of a sequence its levels, as many of each")
@@ -97,6 +100,10 @@ class DiffusionForcing(Pretrained, nn.Module):
         noise = torch.randn_like(x) if noise is None else noise
         alpha, sigma = self._amplitudes(x, k)
         noisy = alpha * x + sigma * noise
+        if imagined is not None:
+            if past is not None:
+                raise ValueError("tokens are imagined where each has one level; leave out the past, or what is imagined")
+            noisy = torch.where(expand(imagined > 0, x), alpha * self._imagine(x, imagined, cond, noise) + sigma * noise, noisy)
         if past is None:
             out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, alpha, sigma, cond))
             out = self._joined(out, noisy, alpha, sigma)
@@ -114,7 +121,14 @@ class DiffusionForcing(Pretrained, nn.Module):
             weight = self.weight(self.schedule, k, self.parameterization, past if past is None else repeat_state(past, len(k) // len(past)))
         else:
             weight = self.weight(self.schedule, k, self.parameterization)
-        return weight * error.flatten(2).mean(-1)
+        losses = weight * error.flatten(2).mean(-1)
+        return losses if imagined is None else losses.masked_fill(imagined > 0, 0.0)
+
+    @torch.no_grad()
+    def _imagine(self, x: Tensor, k: Tensor, cond: Tensor, noise: Tensor) -> Tensor:
+        """What the model makes of tokens noised to levels k (b, t), in one step."""
+        other = noise.flatten(1).roll(1, dims=1).view_as(noise)  # than what they are noised with afterwards
+        return self.predict(self.schedule.add_noise(x, k, other), k, cond).x0
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""

@@ -91,7 +91,7 @@ class Player:
         matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
         how = preferred(model)
         x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
-                 generator=self.generator, noise=sampling.noise)  # fmt: skip
+                 generator=self.generator, noise=sampling.noise, path=sampling.path)  # fmt: skip
         return to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
 
 

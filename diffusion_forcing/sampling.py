@@ -119,8 +119,8 @@ def rollout(
 def stream(
     model: DiffusionForcing, matrix: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
     stabilization: int = 0, how: How | None = None, memory: int | None = None, commit: int | None = None,
-    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", noise: float = 1.0, batch: int | None = None,
-    generator: Generator | None = None,
+    wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", path: Path = "ddim", noise: float = 1.0,
+    batch: int | None = None, generator: Generator | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """`rollout` as a stream: yields (b, <= commit, *event) tokens at a time, until `length`, in constant memory.
 
@@ -130,7 +130,7 @@ def stream(
     memory: forget all but the last so many tokens before each window (None: the state carries on; 0: no past at all).
     commit: keep only that many tokens of each window and sample the rest anew, as in model-predictive control (None: all).
     wrap: guidance, as a function from denoiser to denoiser. batch: sequences, where neither context nor cond tells.
-    noise: how large the noise is that tokens begin as: 1 samples, less keeps nearer to the middle of what may come.
+    noise: how large the noise is that tokens begin as: 1 samples, less keeps nearer to the middle of what may come. path: see `ddim_step`.
     """
     check_matrix(matrix, model.schedule.levels)
     horizon = matrix.shape[1]
@@ -145,14 +145,14 @@ def stream(
         window = matrix[:, :width]
         here = None if cond is None else cond[:, given + done : given + done + width]
         keep = min(commit, width)
-        yield grow(past, window, here, shape, keep, stabilization, how, wrap, eta, hold, generator, noise)
+        yield grow(past, window, here, shape, keep, stabilization, how, wrap, eta, hold, generator, noise, path)
         done += keep
 
 
 def conveyor(
     model: DiffusionForcing, ladder: Tensor, length: int, context: Tensor | None = None, cond: Tensor | None = None, *,
-    slope: int, stabilization: int = 0, how: How | None = None, eta: float = 0.0, noise: float = 1.0, batch: int | None = None,
-    generator: Generator | None = None,
+    slope: int, stabilization: int = 0, how: How | None = None, eta: float = 0.0, path: Path = "ddim", noise: float = 1.0,
+    batch: int | None = None, generator: Generator | None = None,
 ) -> Iterator[Tensor]:  # fmt: skip
     """`stream` along one endless pyramid: each `slope` rows a token enters at K, all go down a rung a row, and one that is clean is
     yielded, (b, 1, *event). For causal models.
@@ -172,7 +172,7 @@ def conveyor(
     how = how or preferred(model)
     past, given, shape = _set_out(model, length, context, cond, stabilization, how, None, batch)
     schedule, device = model.schedule, model.schedule.alpha_table.device
-    check_run(schedule, torch.zeros(shape[0], 1, *shape[1:]), column, eta, "keep")
+    check_run(schedule, torch.zeros(shape[0], 1, *shape[1:]), column, eta, "keep", path)
     ladder, lift = ladder.to(device), stabilization if how == "path" else 0
     x = seen = torch.zeros(shape[0], 0, *shape[1:], device=device)
     rungs = level = torch.zeros(0, dtype=torch.long, device=device)
@@ -186,7 +186,7 @@ def conveyor(
         k, k_next = ladder[rungs], ladder[rungs - 1]
         with torch.no_grad():
             pred = model.predict(x, k.expand(x.shape[:2]), here, past.state)
-            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, generator=generator)
+            x = ddim_step(schedule, x, pred, k, k_next, eta=eta, path=path, generator=generator)
         high = k_next >= lift
         seen, level = torch.where(expand(high, x), x, seen), torch.where(high, k_next, level)
         rungs, row = rungs - 1, row + 1
@@ -208,7 +208,7 @@ def preferred(model: DiffusionForcing) -> How:
 def grow(
     past: Past, matrix: Tensor, cond: Tensor | None, shape: tuple[int, ...], keep: int, stabilization: int = 0, how: How = "noise",
     wrap: Callable[[Denoise], Denoise] | None = None, eta: float = 0.0, hold: Hold = "keep", generator: Generator | None = None,
-    noise: float = 1.0,
+    noise: float = 1.0, path: Path = "ddim",
 ) -> Tensor:  # fmt: skip
     """Sample a window after a past, add its first `keep` tokens to the past, and return these. shape: (b, *event); rest as in `stream`."""
     model = past.model
@@ -216,7 +216,7 @@ def grow(
     if wrap is not None:
         denoise = wrap(denoise)
     x = noise * start(model.schedule, matrix, shape, generator=generator)
-    found = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0)
+    found = _run(denoise, model.schedule, x, matrix, eta, hold, generator, lift=stabilization if how == "path" else 0, path=path)
     seen, level = _joining(model.schedule, found, stabilization, how, generator)
     past.add(seen[:, :keep], None if cond is None else cond[:, :keep], level[:keep])
     return found.x[:, :keep]

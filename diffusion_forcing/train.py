@@ -239,9 +239,13 @@ def _step(
     total = torch.zeros(2, dtype=torch.float64)
     for part in range(config.accumulate):
         rows = slice(mine[part * share], mine[part * share] + share)
-        batch, noise, k, past = _read(data, windows[rows], drawn.of(rows), here, _schedule_levels(module))
+        own = drawn.of(rows)
+        batch, noise, k, past = _read(data, windows[rows], own, here, _schedule_levels(module))
         with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
-            losses = module(batch.x, k, batch.cond, noise=noise, past=past).unflatten(0, (share, config.looks)) * batch.mask[:, None]
+            extra = {} if own.imagined is None else {"imagined": own.imagined.to(here.device) * batch.mask}
+            losses = (
+                module(batch.x, k, batch.cond, noise=noise, past=past, **extra).unflatten(0, (share, config.looks)) * batch.mask[:, None]
+            )
         # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
         loss = losses.sum() / (len(windows) * config.looks * data.length_of(windows)) * here.size
         scaler.scale(loss).backward()
@@ -261,21 +265,22 @@ def _step(
 
 
 class Drawn(NamedTuple):
-    """What is drawn for windows: noise and levels k of `looks` versions of each, beside one another, levels of the past, and which
-    conditions are kept.
+    """What is drawn for windows: noise and levels k of `looks` versions of each, beside one another, levels of the past, which conditions
+    are kept, and at which levels tokens are imagined.
     """
 
     noise: Tensor
     k: Tensor
     past: Tensor | None
     kept: Tensor | None
+    imagined: Tensor | None = None
 
     def of(self, rows: slice) -> Drawn:
         """Those of some of the windows."""
         whole = self.k.unflatten(0, (-1, 1)) if self.past is None else self.k.unflatten(0, (len(self.past), -1))
         noise = self.noise.unflatten(0, whole.shape[:2])
-        past, kept = (part if part is None else part[rows] for part in (self.past, self.kept))
-        return Drawn(noise[rows].flatten(0, 1), whole[rows].flatten(0, 1), past, kept)
+        past, kept, imagined = (part if part is None else part[rows] for part in (self.past, self.kept, self.imagined))
+        return Drawn(noise[rows].flatten(0, 1), whole[rows].flatten(0, 1), past, kept, imagined)
 
 
 def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int, looks: int = 1) -> Drawn:
@@ -291,13 +296,13 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
         k[given.repeat_interleave(looks), :known] = 0
         if past is not None:
             past[given, :known] = 0
-    return Drawn(noise, k, past, kept)
+    return Drawn(noise, k, past, kept, levels.imagined(k, top, config.imagined, generator) if config.imagined else None)
 
 
 def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
     """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
     batch = data.read(windows)
-    noise, k, past, kept = drawn
+    noise, k, past, kept, _ = drawn
     k = torch.where(batch.mask.repeat_interleave(len(k) // len(windows), dim=0), k, top)
     past = None if past is None else torch.where(batch.mask, past, top)
     cond = batch.cond if kept is None else batch.cond * kept[:, None, None]

@@ -812,6 +812,26 @@ def test_the_path_by_angle_has_no_fresh_noise():
 
 
 @pytest.mark.parametrize("way", ["stream", "conveyor"])
+def test_roll_outs_go_by_angle_if_they_are_told_to(way):
+    """White tokens that nothing is known of keep their spread, which DDIM narrows."""
+    schedule = NoiseSchedule(cosine(100))
+    model = DiffusionForcing(Transformer(2, hidden=8, layers=1, heads=2, levels=100), schedule)  # v = 0
+    ladder = schedule.ladder(8)
+
+    def spread(**options):
+        if way == "conveyor":
+            chunks = conveyor(model, ladder, 12, slope=2, batch=400, generator=seeded(0), **options)
+        else:
+            chunks = stream(model, full_sequence(2, ladder), 12, batch=400, generator=seeded(0), **options)
+        return float(torch.cat(list(chunks), dim=1).std())
+
+    assert spread(path="angle") == pytest.approx(1.0, abs=0.03)
+    assert spread() < 0.9
+    with pytest.raises(ValueError, match="without fresh noise"):
+        spread(path="angle", eta=1.0)
+
+
+@pytest.mark.parametrize("way", ["stream", "conveyor"])
 def test_from_less_noise_roll_outs_keep_nearer_to_the_middle(way):
     net = model()
 

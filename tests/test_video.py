@@ -873,6 +873,7 @@ def test_samplings_that_make_no_sense_are_refused(options, words):
         ({"stabilization": 101}, "stabilization is a level in 0..100, a small one; got 101"),
         ({"eta": 2.0}, "eta goes from 0"),
         ({"noise": 1.5}, "noise goes from 0"),
+        ({"path": "angle", "eta": 1.0}, "the path by angle is one without fresh noise; got eta 1.0, add --task.sampling.eta 0"),
     ],
     ids=str,
 )

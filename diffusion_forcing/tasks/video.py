@@ -75,6 +75,9 @@ class RollOut:
     though what is imagined soon differs from where these actions were meant for, and they lead into walls."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
+    path: Literal["ddim", "angle"] = "ddim"
+    """What a step without fresh noise takes as constant: the predicted token and its noise, or the velocity between them, which keeps more
+    of the spread of what may come: with few steps more contrast and motion, and a first token a little farther from the truth."""
     noise: float = 1.0
     """How large the noise is that a token begins as: 1 samples what may come, less keeps nearer to its middle. A small model makes more of
     noise than it should, and a little less is nearer to what really came; much less, and roll-outs fade."""
@@ -92,6 +95,10 @@ class RollOut:
         check_options(self, "steps", "horizon")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta goes from 0 (no fresh noise) to 1 (ancestral); got {self.eta}")
+        if self.path == "angle" and self.eta:
+            raise ValueError(
+                f"the path by angle is one without fresh noise; got eta {self.eta}, add --task.sampling.eta 0 or --task.sampling.path ddim"
+            )
         if not 0 <= self.noise <= 1:
             raise ValueError(f"noise goes from 0 (the middle of what may come) to 1 (anything, as often as it comes); got {self.noise}")
         if not 0 <= self.history < float("inf"):
@@ -261,6 +268,7 @@ class Video:
         options: Any = {
             "stabilization": sampling.stabilization,
             "eta": sampling.eta,
+            "path": sampling.path,
             "noise": sampling.noise,
             "batch": batch,
             "generator": generator,
@@ -298,10 +306,8 @@ class Video:
         ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
         matrix = by_name("full_sequence", 1, ladder, 1.0)
         here = None if cond is None else cond[:, : before + tokens]
-        made = torch.cat(
-            list(stream(model, matrix, tokens, past, here, wrap=self.sampling.wrap(), noise=self.sampling.noise, generator=generator)),
-            dim=1,
-        )
+        how: Any = {"wrap": self.sampling.wrap(), "noise": self.sampling.noise, "path": self.sampling.path, "generator": generator}
+        made = torch.cat(list(stream(model, matrix, tokens, past, here, **how)), dim=1)
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
             heard = Generator(model.device).manual_seed(0)
@@ -418,6 +424,8 @@ class Video:
             title += f", of which {self.sampling.led} {'token is' if self.sampling.led == 1 else 'tokens are'} led"
         if self.sampling.history != 1:
             title += f", history {self.sampling.history:g}"
+        if self.sampling.path != "ddim":
+            title += f", path by {self.sampling.path}"
         if self.sampling.noise != 1:
             title += f", noise {self.sampling.noise:g}"
         heads = ["", *(name or ("this run" if len(columns) > 1 else "figure") for name in runs), ASTRAY][: 1 + len(columns)]
@@ -468,7 +476,7 @@ class Video:
         check_divides(other.stack, self.length, f"roll-outs are {self.length} frames long, but another run stacks")
         mine = self.sampling
         sampling = dataclasses.replace(
-            other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise,
+            other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise, path=mine.path, eta=mine.eta,
             history=1.0 if other.sampling.schedule == "conveyor" else mine.history,
         )  # fmt: skip
         if other.free and mine.led is not None:
