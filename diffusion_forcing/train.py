@@ -63,6 +63,8 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         raise ValueError(
             f"a painter's model sees a clean past, of which there is nothing to share; got looks={config.looks}, set --train.looks 1"
         )
+    if isinstance(experiment.model, PainterConfig) and config.imagined:
+        raise ValueError(f"a painter's model sees a clean past; got imagined={config.imagined}, set --train.imagined 0")
     if isinstance(experiment.model, PainterConfig) and config.parallel == "fsdp":
         raise ValueError("a painter asks its model by parts of the network that fsdp does not gather; use --train.parallel ddp")
     with world(config.device) as here, interruptible() as interrupt:

@@ -158,9 +158,10 @@ def test_a_painter_needs_a_model(tmp_path):
     ("options", "words"),
     [
         ({"train__looks": 2, "train__draw": "remembered"}, "nothing to share; got looks=2"),
+        ({"train__imagined": 0.5}, "sees a clean past; got imagined=0.5"),
         ({"train__parallel": "fsdp"}, "use --train.parallel ddp"),
     ],
-    ids=["looks", "fsdp"],
+    ids=["looks", "imagined", "fsdp"],
 )  # fmt: skip
 def test_a_painter_is_not_trained_so(options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
