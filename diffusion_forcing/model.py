@@ -103,7 +103,11 @@ class DiffusionForcing(Pretrained, nn.Module):
         if imagined is not None:
             if past is not None:
                 raise ValueError("tokens are imagined where each has one level; leave out the past, or what is imagined")
-            noisy = torch.where(expand(imagined > 0, x), alpha * self._imagine(x, imagined, cond, noise) + sigma * noise, noisy)
+            noisy = torch.where(
+                expand(imagined > 0, x),
+                alpha * self._imagine(x, torch.where(imagined > 0, imagined, k), cond, noise) + sigma * noise,
+                noisy,
+            )
         if past is None:
             out, _ = self.backbone(self._scaled(noisy, k), k, self._told(noisy, alpha, sigma, cond))
             out = self._joined(out, noisy, alpha, sigma)
@@ -128,7 +132,10 @@ class DiffusionForcing(Pretrained, nn.Module):
     def _imagine(self, x: Tensor, k: Tensor, cond: Tensor, noise: Tensor) -> Tensor:
         """What the model makes of tokens noised to levels k (b, t), in one step."""
         other = noise.flatten(1).roll(1, dims=1).view_as(noise)  # than what they are noised with afterwards
-        return self.predict(self.schedule.add_noise(x, k, other), k, cond).x0
+        kind = x.device.type
+        # Without autocast's cache: what it keeps of weights here, without gradients, must not serve the pass that learns.
+        with torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False):
+            return self.predict(self.schedule.add_noise(x, k, other), k, cond).x0
 
     def predict(self, x: Tensor, k: Tensor, cond: Tensor | None = None, state: State = None) -> Prediction:
         """What the model believes of noisy tokens x (b, t, *event) at levels k (b, t), given a committed past."""

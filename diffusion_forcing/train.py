@@ -80,7 +80,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         else:
             model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
             if begun is not None:
-                _take_over(model, begun, str(config.init))
+                _take_over(model, begun, str(config.init), bool(getattr(experiment.task, "free", 0)))
         clock = Clock(config)
         if config.moving and moves(model) and not moves(begun) and not checkpoint.exists(folder):
             assert isinstance(model, DiffusionForcing)
@@ -191,6 +191,12 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
             f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
         )
     data = task.data_as(model.codec, raw=True) if isinstance(experiment.model, PainterConfig) else task.data_as(model.codec)
+    told = getattr(model.backbone, "config", {}).get("cond", data.train.cond_width)
+    if isinstance(experiment.model, PainterConfig) and told != data.train.cond_width:
+        raise ValueError(
+            f"{init} is told {told} numbers a token, and this task tells {data.train.cond_width}; give the --task options that it was "
+            "trained with (such as --task.free)"
+        )
     here.barrier()  # all have read it
     if here.main and not (kept.exists() and checkpoint.exists(folder)):
         model.save_pretrained(kept)
@@ -198,22 +204,22 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
     return data, model
 
 
-def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str) -> None:
+def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free: bool = False) -> None:
     """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels and
-    for a last number that is told: a network that has learned without may go on with them.
+    for the last number that is told where a task is `free`: a network that has learned without may go on with them.
     """
     wanted, found = describe(model), describe(begun)
     grows = moves(model) and not moves(begun)
     if grows:
         found["backbone"]["moved"] = wanted["backbone"].get("moved")
     told = found["backbone"].get("cond", 0)
-    if freed := bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
+    if freed := free and bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
         found["backbone"]["cond"] = told + 1
     for name in ("backbone", "levels", "parameterization", "variance"):
         if wanted[name] != found[name]:
             raise ValueError(
                 f"the weights of {init} do not fit this model: {name} is {found[name]} there and {wanted[name]} here; use the same --model "
-                "options and a task that tells as much, or train without --train.init"
+                "options and a task that tells as much (such as --task.free), or train without --train.init"
             )
     if not torch.equal(model.schedule.alpha_table.cpu(), begun.schedule.alpha_table):
         raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
@@ -298,7 +304,10 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
         k[given.repeat_interleave(looks), :known] = 0
         if past is not None:
             past[given, :known] = 0
-    return Drawn(noise, k, past, kept, levels.imagined(k, top, config.imagined, generator) if config.imagined else None)
+    imagined = levels.imagined(k, top, config.imagined, generator) if config.imagined else None
+    if imagined is not None and config.given:
+        imagined[given, :known] = 0  # what is given is the truth
+    return Drawn(noise, k, past, kept, imagined)
 
 
 def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:

@@ -14,7 +14,8 @@ TRAIN = ["train", "composition", *WORDS, "--train.steps", "6", "--train.validate
 VIDEO = ["train", "labyrinth", "--task.world.px", "16", "--task.world.size", "2", "--task.clips", "16", "--task.frames", "16",
          "--task.tokens", "3", "--task.stack", "2", "--task.patch", "4", "--task.components", "8", "--model.backbone.hidden", "16",
          "--train.batch", "4", "--train.minutes", "None", "--train.steps", "6", "--train.validate-every", "2", "--train.threads", "1",
-         "--train.log-every", "1", "--train.optimizer", "adamw", "--train.moving", "7"]  # fmt: skip
+         "--train.log-every", "1", "--train.optimizer", "adamw", "--train.moving", "7",
+         "--train.imagined", "0.7"]  # fmt: skip
 TRANSFORMER = ["train", "composition-transformer", *TRAIN[2:], "--model.backbone.heads", "2", "--model.backbone.layers", "2"]
 
 
@@ -51,7 +52,7 @@ def check_same(one, two):
     "words",
     [
         [*TRAIN, "--train.optimizer", "muon", "--train.accumulate", "2", "--train.parallel", "ddp"],
-        [*TRANSFORMER, "--train.parallel", "fsdp"],
+        [*TRANSFORMER, "--train.parallel", "fsdp", "--train.draw", "continued", "--train.imagined", "0.5"],
         VIDEO,  # which learns to move pixels first
     ],
     ids=["ddp", "fsdp", "moved"],

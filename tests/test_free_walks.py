@@ -8,13 +8,14 @@ import torch
 from oracles import randomised, seeded
 from small import weights
 
-from diffusion_forcing.config import Experiment, ModelConfig, SpaceTimeConfig, TrainConfig, replace
+from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.config import Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig, replace
 from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.play import Player, actions_of, keys_of
 from diffusion_forcing.tasks import video_pictures
 from diffusion_forcing.tasks.video import Folder, RollOut, Video
 from diffusion_forcing.tasks.video_pictures import ASTRAY
-from diffusion_forcing.train import train
+from diffusion_forcing.train import _take_over, train
 
 LED = Video(
     Labyrinth(size=2, px=16), clips=6, frames=16, tokens=3, stack=2, patch=4, components=6, length=8, real=4,
@@ -118,9 +119,9 @@ def test_a_model_that_can_walks_by_itself_where_actions_end():
 
 def test_it_is_not_compared_with_a_world_led_astray(tmp_path):
     task, model = changed(FREE, sampling=changed(FREE.sampling, led=1)), model_for(FREE)
-    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=quiet, others={"led": (LED, model_for(LED))})
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=quiet, others={"other": (FREE, model_for(FREE))})
     assert not any(name.startswith(ASTRAY) for name in evaluation.metrics)
-    assert evaluation.tables[0].columns == ("", "this run", "led")
+    assert evaluation.tables[0].columns == ("", "this run", "other")
     assert "of which 1 token is led" in evaluation.tables[0].title
     evaluation = FREE.evaluate(model, tmp_path, samples=2, seed=0, progress=quiet)
     assert any(name.startswith(ASTRAY) for name in evaluation.metrics)
@@ -129,7 +130,9 @@ def test_it_is_not_compared_with_a_world_led_astray(tmp_path):
 def test_others_are_led_as_far_if_they_can_walk_by_themselves():
     mine = changed(FREE, sampling=changed(FREE.sampling, led=2))
     assert mine._judging_as(FREE).sampling.led == 2
-    assert mine._judging_as(LED).sampling.led is None
+    assert LED._judging_as(mine).sampling.led is None
+    with pytest.raises(ValueError, match=r"never learned to walk by itself; add --task\.sampling\.led None"):
+        mine._judging_as(LED)
     assert mine._judging_as(changed(FREE, stack=1, tokens=6, sampling=changed(FREE.sampling, led=1))).sampling.led == 4
     assert FREE._judging_as(mine).sampling.led is None
     with pytest.raises(ValueError, match="2 frames are led, but another run stacks: 4 must divide 2"):
@@ -142,6 +145,7 @@ def test_others_are_led_as_far_if_they_can_walk_by_themselves():
         (lambda: changed(LED, free=1.5), "free is a share of the training windows, from 0 to 1; got 1.5"),
         (lambda: changed(LED, free=-0.1), "free is a share"),
         (lambda: changed(LED, sampling=RollOut(led=3)), "cannot walk by itself after 3 tokens; add --task.sampling.led None, or train"),
+        (lambda: changed(FREE, told=False, sampling=RollOut(led=3)), "told no actions always walks by itself"),
         (lambda: RollOut(led=-1), "led counts tokens, from 0; got -1"),
     ],
 )
@@ -176,5 +180,21 @@ def test_a_model_that_was_always_led_may_go_on_and_learn_to_walk(tmp_path):
     told = after["backbone.told.weight"]
     assert torch.allclose(told[:, :-1], before["backbone.told.weight"], atol=1e-5)
     assert told[:, -1].abs().max() < 1e-5
-    with pytest.raises(ValueError, match="do not fit this model: backbone"):
+    with pytest.raises(ValueError, match=r"do not fit this model: backbone .*such as --task\.free"):
         train(replace(led, train__init=str(tmp_path / "free")), tmp_path / "back", quiet=True)
+    painter = replace(Experiment(LED, PainterConfig(widths=(4,), perceptual=0), options), train__init=str(tmp_path / "free"))
+    with pytest.raises(ValueError, match=r"is told 5 numbers a token, and this task tells 4; .*--task\.free"):
+        train(painter, tmp_path / "painter", quiet=True)
+
+
+def test_one_more_number_that_is_told_is_not_taken_for_that(tmp_path):
+    """Only a task that lets the model walk has it."""
+    options = TrainConfig(steps=1, minutes=None, batch=2, threads=1)
+    single = changed(LED, stack=1, tokens=3)  # two numbers a token
+    train(Experiment(single, ModelConfig(BACKBONE, levels=50), options), tmp_path / "led", quiet=True)
+    begun = DiffusionForcing.from_pretrained(tmp_path / "led" / "model")
+    wider = ModelConfig(BACKBONE, levels=50).build(tuple(begun.backbone.config["event"]), 3, begun.codec)
+    with pytest.raises(ValueError, match="do not fit this model: backbone"):
+        _take_over(wider, begun, "led")
+    _take_over(wider, begun, "led", free=True)
+    assert not wider.backbone.told.weight[:, -1].any()

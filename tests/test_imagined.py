@@ -9,7 +9,7 @@ from diffusion_forcing import DiffusionForcing, NoiseSchedule, levels
 from diffusion_forcing.backbones import Transformer
 from diffusion_forcing.config import TrainConfig, replace
 from diffusion_forcing.schedule import cosine
-from diffusion_forcing.train import train
+from diffusion_forcing.train import draw, train
 
 K = 40
 B, T, WIDTH = 3, 5, 4
@@ -43,7 +43,8 @@ def test_it_is_what_the_model_makes_of_it_noised_to_its_level():
     imagined = torch.zeros(B, T, dtype=torch.long)
     imagined[:, 1] = 17
     other = noise.flatten(1).roll(1, dims=1).view_as(noise)
-    made = one.predict(one.schedule.add_noise(x, imagined, other), imagined).x0
+    read = torch.where(imagined > 0, imagined, k)
+    made = one.predict(one.schedule.add_noise(x, read, other), read).x0
     handed = x.clone()
     handed[:, 1] = made[:, 1]
     expected = one(handed, k, noise=noise)
@@ -58,13 +59,38 @@ def test_nothing_is_learned_through_what_was_imagined():
     imagined = torch.zeros(B, T, dtype=torch.long)
     imagined[:, 0] = 9
     grads = []
-    for read in (x, torch.cat([one._imagine(x, imagined, one._check(x, k, None), noise)[:, :1], x[:, 1:]], dim=1)):
+    for read in (
+        x,
+        torch.cat([one._imagine(x, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, :1], x[:, 1:]], dim=1),
+    ):
         one.zero_grad()
         how = {"imagined": imagined} if read is x else {}
         one(read, k, noise=noise, **how)[:, 1:].sum().backward()
         grads.append([parameter.grad.clone() for parameter in one.parameters() if parameter.grad is not None])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_a_network_that_sees_everything_does_not_see_the_truth_by_it():
+    net = randomised(Transformer(WIDTH, hidden=8, layers=2, heads=2, causal=False, levels=K), seed=1)
+    one, (x, k, noise) = DiffusionForcing(net, NoiseSchedule(cosine(K))), tokens()
+    k[:, 3:], imagined = K, torch.zeros(B, T, dtype=torch.long)
+    imagined[:, 0] = K // 2
+    made = [one._imagine(clean, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, 0] for clean in (x, other(x))]
+    torch.testing.assert_close(*made, atol=2e-2, rtol=0)  # but for the last trace of signal at K
+
+
+def other(x):
+    """Other tokens from the third on."""
+    return torch.cat([x[:, :3], x[:, 3:] + 1], dim=1)
+
+
+def test_what_is_given_is_the_truth():
+    data = small().task.data()
+    config = TrainConfig(draw="continued", given=1.0, imagined=1.0)
+    drawn = draw(data.train.draw(8, seeded(0)), data.train, config, seeded(0), 100)
+    assert not drawn.imagined[:, : getattr(data.train, "context", 1)].any()
+    assert drawn.imagined.any()
 
 
 def test_with_a_past_of_its_own_there_is_none():

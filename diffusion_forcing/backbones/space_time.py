@@ -126,7 +126,7 @@ class SpaceTime(nn.Module):
     def compile_next(self) -> None:
         """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has.
 
-        Weights are then as they were: what is sampled without gradients knows nothing of later training.
+        Weights are then as they were, until others are loaded or the network is put into training (`train`).
         """
         if self._quick is None:
             self._quick = torch.compile(self._next, dynamic=False, options={"freezing": True, "cpp_wrapper": True})
@@ -136,6 +136,21 @@ class SpaceTime(nn.Module):
         weight = torch.zeros_like(self.enter.weight)
         weight[:, : entry.shape[1]] = entry
         return weight
+
+    def train(self, mode: bool = True) -> SpaceTime:
+        if mode:
+            self._forget_compiled()
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        self._forget_compiled()
+        super()._load_from_state_dict(*arguments, **options)
+
+    def _forget_compiled(self) -> None:
+        """What was compiled holds the weights of that time."""
+        if self._quick is not None:
+            self._quick = None
+            torch.compiler.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, which what was compiled for this one does not know of."""

@@ -154,6 +154,8 @@ class Video:
         check_options(self, "clips", "frames", "tokens", "stack", "length", "real")
         if not 0 <= self.free <= 1:
             raise ValueError(f"free is a share of the training windows, from 0 to 1; got {self.free}")
+        if self.sampling.led is not None and not self.told:
+            raise ValueError("a model that is told no actions always walks by itself; add --task.sampling.led None")
         if self.sampling.led is not None and not self.free:
             raise ValueError(
                 f"a model that was told all actions cannot walk by itself after {self.sampling.led} tokens; add --task.sampling.led None, "
@@ -363,6 +365,8 @@ class Video:
         context = self.sampling.context * self.stack
         real, actions = self.judged_by(samples, max(context, self._longest(context + self.length, progress)), progress)
         if self.sampling.led is not None:
+            if not actions.shape[-1]:
+                raise ValueError("these clips have no actions to be led by; add --task.sampling.led None")
             actions[:, context + self.sampling.led * self.stack :] = np.nan
         made = np.empty((len(real), context + self.length, *real.shape[2:]), np.uint8)
         made[:, :context] = real[:, :context]
@@ -467,9 +471,9 @@ class Video:
         return scores
 
     def _judging_as(self, other: Video) -> Video:
-        """The other's tokens and way of sampling, on this one's clips, as long, led as far, by as many steps, with as much noise.
+        """The other's tokens and way of sampling, on this one's clips, as long, led as far, by as many steps and the same path and noise.
 
-        One that never walks by itself is led all the way.
+        One that never learned to walk by itself cannot be compared with one that does.
         """
         frames = self.sampling.context * self.stack
         check_divides(other.stack, frames, f"roll-outs set out from {frames} frames, but another run stacks")
@@ -479,7 +483,11 @@ class Video:
             other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise, path=mine.path, eta=mine.eta,
             history=1.0 if other.sampling.schedule == "conveyor" else mine.history,
         )  # fmt: skip
-        if other.free and mine.led is not None:
+        if mine.led is not None and not other.free:
+            raise ValueError(
+                f"roll-outs are led for {mine.led} tokens, and another run never learned to walk by itself; add --task.sampling.led None"
+            )
+        if mine.led is not None:
             check_divides(other.stack, mine.led * self.stack, f"{mine.led * self.stack} frames are led, but another run stacks")
             sampling = dataclasses.replace(sampling, led=mine.led * self.stack // other.stack)
         return dataclasses.replace(other, world=self.world, data_seed=self.data_seed, length=self.length, real=self.real, sampling=sampling)
