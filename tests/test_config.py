@@ -214,7 +214,7 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
         ({"final_lr": -1.0}, "final_lr"),
         ({"ema": 1.0}, r"ema lies in \[0, 1\).*got 1\.0"),
         ({"ema": -0.1}, r"ema lies in \[0, 1\)"),
-        ({"cond_drop": 1.5}, r"cond_drop and given in \[0, 1\]; got .*1\.5"),
+        ({"cond_drop": 1.5}, r"cond_drop is a share of the sequences and lies in \[0, 1\]; got 1\.5"),
         ({"draw": "random"}, "unknown draw of levels 'random'; choose from independent, shared, teacher_forced, staircase"),
         ({"draw": "independent+"}, "unknown draw of levels ''"),
         ({"optimizer": "sgd"}, "adamw"),

@@ -368,7 +368,7 @@ def drawn(**options):
 
 @pytest.mark.parametrize("name", ["independent", "shared", "staircase", "independent+staircase", "teacher_forced"])
 def test_a_given_first_token_is_clean_and_the_others_as_they_were(name):
-    noise, k, past, kept = drawn(draw=name, given=1.0)
+    noise, k, past, kept, _ = drawn(draw=name, given=1.0)
     _, before, *_ = drawn(draw=name)
     assert not k[:, 0].any()
     assert before[:, 0].any()
@@ -384,14 +384,14 @@ def test_given_is_a_share_of_the_sequences():
 
 
 def test_a_given_token_is_seen_clean_by_those_after_it():
-    _, k, past, _ = drawn(draw="independent+teacher_forced", given=1.0)
+    _, k, past, *_ = drawn(draw="independent+teacher_forced", given=1.0)
     assert not k[:, 0].any()
     assert not past[:, 0].any()
 
 
 @pytest.mark.parametrize("given", [-0.1, 1.1])
 def test_given_is_a_share(given):
-    with pytest.raises(ValueError, match=r"cond_drop and given in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"given is a share of the sequences and lies in \[0, 1\]"):
         TrainConfig(given=given)
 
 
@@ -432,7 +432,7 @@ class Pieces(Windows):
 def test_noise_and_levels_are_drawn_for_the_windows_that_came():
     pieces = Pieces(torch.randn(50, 6, 2, generator=seeded(0)), 6)
     for length, rows in ((3, 16), (6, 8)):
-        noise, k, _, _ = draw(pieces.draw(8, seeded(1)), pieces, TrainConfig(), seeded(2), K)
+        noise, k, *_ = draw(pieces.draw(8, seeded(1)), pieces, TrainConfig(), seeded(2), K)
         assert noise.shape == (rows, length, 2)
         assert k.shape == (rows, length)
 
