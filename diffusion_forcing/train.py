@@ -247,13 +247,11 @@ def _step(
     total = torch.zeros(2, dtype=torch.float64)
     for part in range(config.accumulate):
         rows = slice(mine[part * share], mine[part * share] + share)
-        own = drawn.of(rows)
-        batch, noise, k, past = _read(data, windows[rows], own, here, _schedule_levels(module))
+        batch, noise, k, past, imagined = _read(data, windows[rows], drawn.of(rows), here, _schedule_levels(module))
+        extra = {} if imagined is None else {"imagined": imagined}  # which a painter knows nothing of
         with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
-            extra = {} if own.imagined is None else {"imagined": own.imagined.to(here.device) * batch.mask}
-            losses = (
-                module(batch.x, k, batch.cond, noise=noise, past=past, **extra).unflatten(0, (share, config.looks)) * batch.mask[:, None]
-            )
+            losses = module(batch.x, k, batch.cond, noise=noise, past=past, **extra).unflatten(0, (share, config.looks))
+        losses = losses * batch.mask[:, None]
         # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
         loss = losses.sum() / (len(windows) * config.looks * data.length_of(windows)) * here.size
         scaler.scale(loss).backward()
@@ -310,15 +308,16 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
     return Drawn(noise, k, past, kept, imagined)
 
 
-def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None]:
+def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None, Tensor | None]:
     """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
     batch = data.read(windows)
-    noise, k, past, kept, _ = drawn
+    noise, k, past, kept, imagined = drawn
     k = torch.where(batch.mask.repeat_interleave(len(k) // len(windows), dim=0), k, top)
-    past = None if past is None else torch.where(batch.mask, past, top)
+    past = None if past is None else torch.where(batch.mask, past, top).to(here.device)
+    imagined = None if imagined is None else (imagined * batch.mask).to(here.device)
     cond = batch.cond if kept is None else batch.cond * kept[:, None, None]
     batch = Batch(*(part.to(here.device, non_blocking=True) for part in (batch.x, cond, batch.mask)))
-    return batch, noise.to(here.device), k.to(here.device), None if past is None else past.to(here.device)
+    return batch, noise.to(here.device), k.to(here.device), past, imagined
 
 
 @torch.no_grad()
@@ -335,7 +334,7 @@ def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *
         if i % here.size != here.rank and config.parallel != "fsdp":
             continue
         rows = slice(first, first + size)
-        batch, noise, k, past = _read(data, windows[rows], drawn.of(rows), here, top)
+        batch, noise, k, past, _ = _read(data, windows[rows], drawn.of(rows), here, top)
         losses = model(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
         total += torch.stack([losses.sum(), batch.mask.sum()]).cpu().double()
     total = here.sum(total)

@@ -183,11 +183,13 @@ class SpaceTime(nn.Module):
         hidden = _convolved(x[:, 0], self.enter.weight[:, : x.shape[2]]) + ready.entered + said
         own = []
         for block, past, modulations in zip(self._blocks(), ready.pasts, asked, strict=True):
-            hidden, *seen = block.next(hidden, modulations[:, :, None].unbind(1), *past)
-            own.append((seen[0], seen[1]))
+            hidden, key, value = block.next(hidden, modulations[:, :, None].unbind(1), *past)
+            own.append((key, value))
         grid = self.final(hidden).transpose(1, 2).unflatten(2, (self.height, self.width))
         out = (_convolved(grid, self.leave.weight) + self.leave.bias).transpose(1, 2).reshape(x.shape)  # type: ignore[operator]
-        return out if ready.guess is None else out + self._skipped(said, ready.guess), tuple(own)
+        if ready.guess is not None:
+            out = out + self._skipped(said, ready.guess)
+        return out, tuple(own)
 
     def embed(self, x: Tensor, k: Tensor, before: Before) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
         """Places (b, t, n, hidden) of tokens x at levels k, six modulations (b, t, 1, hidden), and what of the guess goes straight to the
