@@ -22,6 +22,7 @@ from .envs.labyrinth import Labyrinth
 from .matrix import by_name
 from .sampling import Past, grow, preferred
 from .tasks.video import Folder, Video, compile_next, encoded
+from .walker import Walker
 
 if TYPE_CHECKING:
     from .model import DiffusionForcing
@@ -33,8 +34,8 @@ BEGINNINGS = 64
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands; f lets it walk by
-    itself, if it learned to (--task.free).
+    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands; f follows a
+    walker who looks where it goes, or with --task.sampling.then itself lets the model walk, if it learned to (--task.free).
 
     With --keys or --file the film is made at once. With neither, a window opens where there is a display; without one, keys are read from
     the terminal, a line at a time, until an empty line.
@@ -63,13 +64,15 @@ class Player:
 
     def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0, image: Frames | None = None) -> None:
         self.task, self.model = task, model
-        self.generator = Generator(model.device).manual_seed(seed)
+        self.generator, self._choices = Generator(model.device).manual_seed(seed), Generator().manual_seed(seed)
         clips, actions = task.judged_by(BEGINNINGS, max(1, task.sampling.context) * task.stack)
         self.width = actions.shape[-1]
         frames, acted = clips[seed % len(clips)], actions[seed % len(clips)]
         if image is not None:  # which then stands still for a token, as if nothing had been done
             frames, acted = np.repeat(image[None], task.stack, axis=0), np.zeros_like(acted[: task.stack])
         self.first: Frames = frames
+        self.seen, self.done = self.first[None], acted[None, -task.stack :]
+        self._walker: Walker | None = None
         tokens = encoded(model, self.first[None])
         self.past = Past(model, None)
         self.past.add(tokens, self._cond(acted), 0)
@@ -87,17 +90,28 @@ class Player:
                 f"a token takes {self.task.stack} actions of {self.width} numbers; got {tuple(actions.shape)}: one row a frame"
             )
         model, sampling = self.model, self.task.sampling
+        if np.isnan(actions).any() and sampling.then == "walker":
+            actions = self.walker.choose(self.seen, self.done, 1, self._choices)[0]
         cond = self._cond(actions.astype(np.float32))
         matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
         how = preferred(model)
         x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
                  generator=self.generator, noise=sampling.noise, path=sampling.path)  # fmt: skip
-        return to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
+        frames = to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
+        self.seen, self.done = np.concatenate([self.seen[:, -1:], frames[None]], axis=1), actions[None]
+        return frames
+
+    @property
+    def walker(self) -> Walker:
+        """Who leads when asked to."""
+        if self._walker is None:
+            self._walker = self.task.walker()
+        return self._walker
 
 
 def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:
     """What each key does: an action (a,). Clips of one's own have a digit for each kind of action."""
-    free = {"f": (float("nan"),) * width} if task.free else {}
+    free = {"f": (float("nan"),) * width} if task.free or task.sampling.then == "walker" else {}
     if isinstance(task.world, Folder):
         return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))} | free
     right = 1.0 if isinstance(task.world, Labyrinth | Doom) else -1.0

@@ -131,6 +131,7 @@ def stream(
     commit: keep only that many tokens of each window and sample the rest anew, as in model-predictive control (None: all).
     wrap: guidance, as a function from denoiser to denoiser. batch: sequences, where neither context nor cond tells.
     noise: how large the noise is that tokens begin as: 1 samples, less keeps nearer to the middle of what may come. path: see `ddim_step`.
+    cond is read as each window begins: who sees the windows come may write into it what the next ones are told.
     """
     check_matrix(matrix, model.schedule.levels)
     horizon = matrix.shape[1]

@@ -18,7 +18,7 @@ class Clip(NamedTuple):
     poses: NDArray[np.float32]
 
 
-class Walker(Protocol):
+class Visitor(Protocol):
     """Someone in a world, whom a user leads."""
 
     def look(self) -> Frame:
@@ -47,6 +47,6 @@ class World(Protocol):
         """A walk through a world drawn by the seed."""
         ...
 
-    def enter(self, seed: int) -> Walker:
+    def enter(self, seed: int) -> Visitor:
         """The same world, to be walked by hand, from where its clip begins."""
         ...

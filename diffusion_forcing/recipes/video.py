@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig
 from ..envs.doom import Doom
 from ..envs.labyrinth import Labyrinth
@@ -9,7 +11,7 @@ from ..envs.voxels import Voxels
 from ..tasks.video import Folder, RollOut, Video
 
 TRAIN = TrainConfig(
-    steps=None, minutes=75.0, batch=8, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
+    steps=None, minutes=75.0, batch=4, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
     warmup=50, validate_every=250,
 )  # fmt: skip
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
@@ -17,23 +19,25 @@ EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, moved=True), emphasis=1.0)
 QUICK = RollOut(steps=10, path="angle")
 """Ten steps are as good as twenty, and by angle they keep contrast and motion."""
+WALKED = dataclasses.replace(QUICK, led=4, then="walker")
+"""Led by a real clip's actions for a window, then by a walker who looks where it goes."""
 CLIPS = 6000
 """Of a world: with 2,000 a model of this size begins to learn them by heart."""
 
 
 def labyrinth() -> Experiment:
     """Walks through a textured maze, 64 px: a transformer over space and time, 75 minutes on two cores."""
-    return Experiment(Video(EASY, clips=CLIPS, sampling=QUICK), SMALL, TRAIN)
+    return Experiment(Video(EASY, clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
 
 
 def voxels() -> Experiment:
     """Walks through a landscape of blocks, 64 px: as labyrinth, but for the data."""
-    return Experiment(Video(Voxels(), clips=CLIPS, sampling=QUICK), SMALL, TRAIN)
+    return Experiment(Video(Voxels(), clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
 
 
 def doom() -> Experiment:
     """Walks through mazes of Doom, drawn by ViZDoom, 64 px: as labyrinth, but for the data."""
-    return Experiment(Video(Doom(), clips=CLIPS, sampling=QUICK), SMALL, TRAIN)
+    return Experiment(Video(Doom(), clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
 
 
 def clips() -> Experiment:
@@ -65,7 +69,7 @@ def clips_painter() -> Experiment:
 def labyrinth_gru() -> Experiment:
     """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
     backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
-    return Experiment(Video(EASY, clips=CLIPS), ModelConfig(backbone, emphasis=1.0), TRAIN)
+    return Experiment(Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, emphasis=1.0), TRAIN)
 
 
 def dmlab() -> Experiment:

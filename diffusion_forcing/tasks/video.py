@@ -25,6 +25,7 @@ from ..envs.voxels import Voxels
 from ..guidance import recall
 from ..matrix import by_name
 from ..sampling import conveyor, stream
+from ..walker import Walker, walker_of
 from .base import Evaluation, Progress, Table, TaskData
 
 if TYPE_CHECKING:
@@ -71,8 +72,11 @@ class RollOut:
     context: int = 4
     """Tokens of the real clip that a roll-out continues; 0: from nothing."""
     led: int | None = None
-    """So many tokens after the context are led by the real clip's actions, then the model walks by itself (--task.free). None: all are,
-    though what is imagined soon differs from where these actions were meant for, and they lead into walls."""
+    """So many tokens after the context are led by the real clip's actions. None: all are, though what is imagined soon differs from where
+    these actions were meant for, and they lead into walls."""
+    then: Literal["walker", "itself"] = "itself"
+    """Who leads after these: a walker who looks at what is imagined and does as those of the clips do (it learns that on first use, in a
+    minute or two); or nobody, the model walks by itself, if it learned to (--task.free)."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
     path: Literal["ddim", "angle"] = "ddim"
@@ -107,9 +111,18 @@ class RollOut:
             raise ValueError(
                 f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, add --task.sampling.history 1"
             )
+        if self.walks and self.schedule == "conveyor":
+            raise ValueError(
+                "on a conveyor tokens begin before the walker could see what they follow; add --task.sampling.led None, or another schedule"
+            )
         for name in ("context", "between", "led"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} counts tokens, from 0; got {getattr(self, name)}")
+
+    @property
+    def walks(self) -> bool:
+        """Whether a walker comes to lead."""
+        return self.led is not None and self.then == "walker"
 
     def wrap(self) -> Callable[[Any], Denoise] | None:
         """Guidance, as samplers take it."""
@@ -156,10 +169,10 @@ class Video:
             raise ValueError(f"free is a share of the training windows, from 0 to 1; got {self.free}")
         if self.sampling.led is not None and not self.told:
             raise ValueError("a model that is told no actions always walks by itself; add --task.sampling.led None")
-        if self.sampling.led is not None and not self.free:
+        if self.sampling.led is not None and not self.sampling.walks and not self.free:
             raise ValueError(
                 f"a model that was told all actions cannot walk by itself after {self.sampling.led} tokens; add --task.sampling.led None, "
-                "or train with --task.free 0.3"
+                "or --task.sampling.then walker, or train with --task.free 0.3"
             )
         check_divides(self.stack, self.length, "roll-outs are cut into tokens of so many frames")
         if isinstance(self.world, Folder):
@@ -249,18 +262,21 @@ class Video:
 
     def roll_out(
         self, model: DiffusionForcing, length: int, context: Frames | None, actions: NDArray[np.float32] | None, *,
-        batch: int | None = None, generator: Generator | None = None, sampling: RollOut | None = None,
+        batch: int | None = None, generator: Generator | None = None, sampling: RollOut | None = None, walker: Walker | None = None,
     ) -> Iterator[Frames]:  # fmt: skip
         """Frames (b, n, px, px, 3) as they are generated, `length` in all, in constant memory.
 
         context: (b, c, px, px, 3), frames to go on from, a multiple of the stack, or a single one, which then stands still for a token;
         None: from nothing. actions: (b, c + length, a), c as many frames as fill tokens. batch: how many, where neither says.
+        walker: who leads windows that begin `led` tokens after the context or later, by what is seen then.
         """
         sampling = sampling or self.sampling
         if sampling.compile:
             compile_next(model)
         if context is not None and context.shape[1] == 1:
             context = np.repeat(context, self.stack, axis=1)
+        if walker is not None and actions is None:
+            actions = np.zeros((len(context) if context is not None else batch or 1, 0, walker.width), np.float32)
         tokens, codec = -(-length // self.stack), model.codec
         given = None if context is None or not context.shape[1] else encoded(model, context)
         before = 0 if given is None else given.shape[1]
@@ -281,11 +297,17 @@ class Video:
         else:
             matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
             chunks = stream(model, matrix, tokens, given, cond, wrap=sampling.wrap(), **options)
-        left = length
-        for chunk in chunks:
-            shown = to_bytes(codec.decode(chunk))[:, :left]  # type: ignore[union-attr, operator]
-            left -= shown.shape[1]
-            yield shown
+        led = None if walker is None or cond is None else Led(self, walker, context, actions, cond, generator)
+        done = 0
+        while done < tokens:
+            if led is not None and done >= (sampling.led or 0):
+                led.choose(before + done, min(sampling.horizon, tokens - done))
+            chunk = next(chunks)
+            done += chunk.shape[1]
+            frames = to_bytes(codec.decode(chunk))  # type: ignore[union-attr, operator]
+            if led is not None:
+                led.see(frames)
+            yield frames[:, : frames.shape[1] - max(0, done * self.stack - length)]
 
     def between(
         self, model: DiffusionForcing, first: Frames, last: Frames, tokens: int, *, actions: NDArray[np.float32] | None = None,
@@ -364,7 +386,8 @@ class Video:
         """Roll-outs (n, context + length, px, px, 3) and the real clips they set out from, as far as these go. And the context's frames."""
         context = self.sampling.context * self.stack
         real, actions = self.judged_by(samples, max(context, self._longest(context + self.length, progress)), progress)
-        if self.sampling.led is not None:
+        walker = self.walker(progress) if self.sampling.walks else None
+        if self.sampling.led is not None and walker is None:
             if not actions.shape[-1]:
                 raise ValueError("these clips have no actions to be led by; add --task.sampling.led None")
             actions[:, context + self.sampling.led * self.stack :] = np.nan
@@ -374,7 +397,7 @@ class Video:
             show(made[:, :context])
         done = context
         generator = Generator(model.device).manual_seed(seed)
-        for chunk in self.roll_out(model, self.length, made[:, :context], actions, batch=len(real), generator=generator):
+        for chunk in self.roll_out(model, self.length, made[:, :context], actions, batch=len(real), generator=generator, walker=walker):
             made[:, done : done + chunk.shape[1]] = chunk
             done += chunk.shape[1]
             progress("frames", done - context, self.length)
@@ -420,12 +443,14 @@ class Video:
             draw_curves(curves["this run"], folder / "over_time.png", self.tokens * self.stack - context, curves)
             files["over_time.png"] = (
                 "Over the roll-out, windows of 16 frames; grey: real against real. The dotted line ends a window of training. "
-                f"{ASTRAY}: the world itself under these actions, which were meant for another place than is imagined."
+                f"{ASTRAY}: the world itself, "
+                + ("led by the same walker." if self.sampling.walks else "under these actions, which were meant for another place.")
             )
         rows = tuple((score, *(f"{column[score]:.4g}" if score in column else "" for column in columns)) for score in columns[0])
         title = f"{len(made)} roll-outs of {self.length} frames after {context}, {self.sampling.steps} steps a token"
         if self.sampling.led is not None:
             title += f", of which {self.sampling.led} {'token is' if self.sampling.led == 1 else 'tokens are'} led"
+            title += ", then by a walker" if self.sampling.walks else ""
         if self.sampling.history != 1:
             title += f", history {self.sampling.history:g}"
         if self.sampling.path != "ddim":
@@ -436,22 +461,50 @@ class Video:
         return Evaluation(metrics, (Table(title, tuple(heads), rows),), files)
 
     def _led_astray(self, samples: int, context: int, progress: Progress) -> Frames | None:
-        """Frames (n, context + length, px, px, 3) of places never trained on, under the actions that lead the roll-outs.
+        """Frames (n, context + length, px, px, 3) of places never trained on, led as the roll-outs are.
 
-        These were meant for the clips that roll-outs go on from. A model imagines other corners than were really there, and is then led
-        into walls; so is the world itself here, elsewhere. None where there are no actions, no world to ask, or the model is not led so.
+        By a walker, that is what a perfect model would show. By actions that were meant for the clips that roll-outs go on from, too: a
+        model imagines other corners than were really there, and is then led into walls; so is the world itself here, elsewhere.
+        None where there are no actions, no world to ask, or the model walks by itself.
         """
-        if isinstance(self.world, Folder) or not self.told or self.sampling.led is not None:
+        if isinstance(self.world, Folder) or not self.told or (self.sampling.led is not None and not self.sampling.walks):
             return None
         _, actions = self.judged_by(samples, context + self.length)
         strayed = np.empty((samples, context + self.length, self.world.px, self.world.px, 3), np.uint8)
         seeds = np.random.SeedSequence([3 * self.data_seed + SEEDS["astray"]]).generate_state(samples, np.uint32)
+        if self.sampling.walks:
+            return self._walked([self.world.enter(int(seed)) for seed in seeds], strayed, progress)
         for i, seed in enumerate(seeds):
             someone = self.world.enter(int(seed))
             for t, action in enumerate(actions[i]):
                 strayed[i, t] = someone.step(action)
             progress("frames of the world itself", i + 1, samples)
         return strayed
+
+    def _walked(self, visitors: list[Any], frames: Frames, progress: Progress) -> Frames:
+        """Fills frames (n, t, px, px, 3) with what visitors of a world see who are led by its walker."""
+        walker, generator = self.walker(progress), Generator().manual_seed(0)
+        seen = np.stack([someone.look() for someone in visitors])[:, None]
+        done = np.zeros((len(visitors), self.stack, walker.width), np.float32)
+        for at in range(0, frames.shape[1], self.stack):
+            done = walker.choose(seen, done, 1, generator)
+            for one, someone, actions in zip(frames, visitors, done, strict=True):
+                for t, action in enumerate(actions[: frames.shape[1] - at]):
+                    one[at + t] = someone.step(action)
+            seen = frames[:, max(0, at - 1) : at + self.stack]
+            progress("frames of the world itself", min(at + self.stack, frames.shape[1]), frames.shape[1])
+        return frames
+
+    def walker(self, progress: Progress | None = None) -> Walker:
+        """Who leads roll-outs after `led` tokens: the world's own, taught by the clips to train on; the same for any model."""
+        about = (type(self.world).__name__, repr(self.world), self.clips, self.frames, self.data_seed)
+
+        def taught_by() -> tuple[ClipSet, list[int]]:
+            clips = self.clips_of("train", progress)
+            kept = self._kept_back(clips) if isinstance(self.world, Folder) else []
+            return clips, [i for i in range(len(clips.starts)) if i not in kept]
+
+        return walker_of(about, self.stack, taught_by, progress)
 
     def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> dict[str, float]:
         """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR, and LPIPS where its weights are at hand."""
@@ -481,11 +534,12 @@ class Video:
         mine = self.sampling
         sampling = dataclasses.replace(
             other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise, path=mine.path, eta=mine.eta,
-            history=1.0 if other.sampling.schedule == "conveyor" else mine.history,
+            history=1.0 if other.sampling.schedule == "conveyor" else mine.history, then=mine.then,
         )  # fmt: skip
-        if mine.led is not None and not other.free:
+        if mine.led is not None and not mine.walks and not other.free:
             raise ValueError(
-                f"roll-outs are led for {mine.led} tokens, and another run never learned to walk by itself; add --task.sampling.led None"
+                f"roll-outs are led for {mine.led} tokens, and another run never learned to walk by itself; add --task.sampling.led None, "
+                "or --task.sampling.then walker"
             )
         if mine.led is not None:
             check_divides(other.stack, mine.led * self.stack, f"{mine.led * self.stack} frames are led, but another run stacks")
@@ -553,6 +607,38 @@ def _from_everywhere(of: int, number: int) -> list[int]:
     """So many of the numbers below `of`, evenly."""
     number = min(number, of)
     return [(2 * i + 1) * of // (2 * number) for i in range(number)]
+
+
+class Led:
+    """Roll-outs that a walker leads: what was seen and done last, and what is to be done next, written into the conditions cond
+    (b, tokens, c) that a sampler reads window by window.
+    """
+
+    def __init__(
+        self, task: Video, walker: Walker, context: Frames | None, actions: NDArray[np.float32] | None, cond: Tensor,
+        generator: Generator | None,
+    ) -> None:  # fmt: skip
+        self.task, self.walker, self.cond = task, walker, cond
+        self.actions = np.zeros((len(cond), cond.shape[1] * task.stack, walker.width), np.float32)
+        if actions is not None:
+            known = min(actions.shape[1], self.actions.shape[1])
+            self.actions[:, :known] = np.nan_to_num(actions[:, :known])
+        # From nothing a walker sees grey, until there is something.
+        self.seen: Frames = np.full((len(cond), 1, task.world.px, task.world.px, 3), 127, np.uint8) if context is None else context
+        seed = 0 if generator is None else generator.initial_seed()
+        self.generator = Generator().manual_seed(seed)
+
+    def choose(self, at: int, tokens: int) -> None:
+        """What is done in so many tokens from number `at` on."""
+        stack = self.task.stack
+        done = self.actions[:, (at - 1) * stack : at * stack] if at else np.zeros_like(self.actions[:, :stack])
+        chosen = self.walker.choose(self.seen, done, tokens, self.generator)
+        self.actions[:, at * stack : (at + tokens) * stack] = chosen
+        self.cond[:, at : at + tokens] = torch.stack([self.task.conditions(one) for one in chosen]).to(self.cond)
+
+    def see(self, frames: Frames) -> None:
+        """What came."""
+        self.seen = np.concatenate([self.seen[:, -1:], frames], axis=1)
 
 
 def compile_next(model: DiffusionForcing) -> None:
