@@ -9,8 +9,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import torch
 
-torch.set_num_threads(1)
-
 from diffusion_forcing import walker
 
+torch.set_num_threads(1)
 walker.STEPS = 3  # whoever needs a walker in a test needs none who walks well

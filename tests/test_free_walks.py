@@ -144,7 +144,7 @@ def test_others_are_led_as_far_if_they_can_walk_by_themselves():
     [
         (lambda: changed(LED, free=1.5), "free is a share of the training windows, from 0 to 1; got 1.5"),
         (lambda: changed(LED, free=-0.1), "free is a share"),
-        (lambda: changed(LED, sampling=RollOut(led=3)), "cannot walk by itself after 3 tokens; add --task.sampling.led None, or train"),
+        (lambda: changed(LED, sampling=RollOut(led=3)), "after 3 tokens; add --task.sampling.led None, or --task.sampling.then walker"),
         (lambda: changed(FREE, told=False, sampling=RollOut(led=3)), "told no actions always walks by itself"),
         (lambda: RollOut(led=-1), "led counts tokens, from 0; got -1"),
     ],
