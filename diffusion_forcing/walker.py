@@ -183,7 +183,7 @@ def walker_of(
 
     about: what the clips depend on, by which walkers are told apart.
     """
-    digest = hashlib.sha256(repr((VERSION, STEPS, stack, *about)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((VERSION, stack, *about)).encode()).hexdigest()[:16]
     name = f"walker-{digest}.safetensors"
     for folder in (SHIPPED, cache_folder()):
         if (folder / name).is_file():

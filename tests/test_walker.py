@@ -12,6 +12,7 @@ from diffusion_forcing.config import ModelConfig, SpaceTimeConfig
 from diffusion_forcing.data.clips import ClipSet
 from diffusion_forcing.envs.labyrinth import Labyrinth
 from diffusion_forcing.play import Player, actions_of, keys_of
+from diffusion_forcing.run import SHIPPED, load_run
 from diffusion_forcing.tasks import video_pictures
 from diffusion_forcing.tasks.video import Folder, RollOut, Video
 from diffusion_forcing.tasks.video_pictures import ASTRAY
@@ -227,3 +228,11 @@ def test_looks_are_small_and_between_minus_one_and_one():
     assert looks.shape == (2, 6, 32, 32)
     assert looks.abs().max() <= 1
     assert looks_of(frames[:, :, :16, :16]).shape == (2, 6, 32, 32)
+
+
+def test_the_shipped_labyrinth_has_its_walker_with_it():
+    task = load_run(SHIPPED / "labyrinth")[0].task
+    assert task.sampling.walks
+    walker = task.walker()  # not taught here: that would want thousands of clips
+    assert walker.ways.shape == (walking.WAYS, 8)
+    assert len(list(walking.SHIPPED.glob("*.safetensors"))) == 1
