@@ -159,13 +159,25 @@ def interval(
     The spread of the draws is put around the value of the clips themselves: clips that stand twice lengthen Frechet distances, and the
     interval should not show that.
     """
-    if number < 1 or draws < 2 or not 0 < level < 1:
-        raise ValueError(f"an interval needs one clip, two draws and a level between 0 and 1; got {number}, {draws} and {level}")
-    rng = np.random.default_rng(0) if generator is None else generator
+    value, shifts = _drawn(statistic, number, draws, np.random.default_rng(0) if generator is None else generator)
+    low, high = value + _ends(shifts, level)
+    return low, high
+
+
+def _drawn(statistic: Callable[[NDArray[np.intp]], Any], number: int, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """The statistic of all clips (...), and how far each of several draws of them lies from their mean (draws, ...)."""
+    if number < 1 or draws < 2:
+        raise ValueError(f"an interval needs one clip and two draws at least; got {number} and {draws}")
     value = np.asarray(statistic(np.arange(number)), dtype=np.float64)
     drawn = np.stack([np.asarray(statistic(rng.integers(number, size=number)), dtype=np.float64) for _ in range(draws)])
-    low, high = np.quantile(drawn - drawn.mean(0), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return value + low, value + high
+    return value, drawn - drawn.mean(0)
+
+
+def _ends(shifts: Array, level: float) -> Array:
+    """(2, ...): between which two `level` of the draws (draws, ...) lie."""
+    if not 0 < level < 1:
+        raise ValueError(f"an interval needs a level between 0 and 1; got {level}")
+    return np.quantile(shifts, ((1 - level) / 2, (1 + level) / 2), axis=0)
 
 
 class Curve(NamedTuple):
@@ -178,6 +190,31 @@ class Curve(NamedTuple):
     floor: float  # mean over several splits of the real clips
     floor_low: float
     floor_high: float
+    shifts: Array  # (draws, p): of the bootstrap, the same clips at all times, and for all models judged on as many clips
+
+
+class Span(NamedTuple):
+    """A mean over windows of a curve, and its bootstrap interval over clips."""
+
+    value: float
+    low: float
+    high: float
+
+
+def span(curve: Curve, start: int, than: Curve | None = None, level: float = 0.95) -> Span | None:
+    """The mean of a curve over windows that begin at `start` or later; `than`: less that of another one, clip by clip of the same draws.
+
+    Windows of one roll-out are not independent, and clips are what is drawn: so the interval is one over clips. None without windows.
+    """
+    if than is not None and (len(than.start) != len(curve.start) or than.shifts.shape != curve.shifts.shape):
+        raise ValueError("two curves can be compared that have the same windows and draws; judge both with the same options")
+    late = curve.start >= start
+    if not late.any():
+        return None
+    value, shifts = curve.value - (than.value if than else 0), curve.shifts - (than.shifts if than else 0)
+    mean = float(value[late].mean())
+    low, high = mean + _ends(shifts[:, late].mean(1), level)
+    return Span(mean, float(low), float(high))
 
 
 def curves(
@@ -231,12 +268,17 @@ def curves(
     for i in range(len(start)):
         here = _stacked([clip[i] for clip in marks])
         again = np.random.default_rng(seed)  # the same clips at all times, so that curves do not jitter
-        low, high = interval(partial(ruler.measure, here), len(a), draws, level, again)
-        rows.append((ruler.measure(here), low, high))
+        rows.append(_drawn(partial(ruler.measure, here), len(a), draws, again))
         told("measuring", i + 1, len(start))
-    value, low, high = (np.stack(column) for column in zip(*rows, strict=True))
-    ends = floors.mean(0), floors.min(0), floors.max(0)
-    return {name: Curve(start, value[:, i], low[:, i], high[:, i], *(float(end[i]) for end in ends)) for i, name in enumerate(SCORES)}
+    value, shifts = np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows], axis=1)  # (p, 7), (draws, p, 7)
+    low, high = value + _ends(shifts, level)
+    return {
+        name: Curve(
+            start, value[:, i], low[:, i], high[:, i], float(floors[:, i].mean()), float(floors[:, i].min()), float(floors[:, i].max()),
+            shifts[:, :, i],
+        )
+        for i, name in enumerate(SCORES)
+    }  # fmt: skip
 
 
 class Seen(NamedTuple):

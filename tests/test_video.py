@@ -32,7 +32,7 @@ from diffusion_forcing.recipes import RECIPES
 from diffusion_forcing.recipes.video import VIDEO
 from diffusion_forcing.tasks import video_pictures
 from diffusion_forcing.tasks.video import Folder, RollOut, Video
-from diffusion_forcing.tasks.video_pictures import ASTRAY, draw_curves, film_of, judge
+from diffusion_forcing.tasks.video_pictures import ASTRAY, beyond_training, draw_curves, film_of, judge
 from diffusion_forcing.train import train
 from diffusion_forcing.video_scores import SCORES, Curve, psnr
 
@@ -573,9 +573,10 @@ def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
     assert is_png(tmp_path / "over_time.png")
     assert evaluation.metrics["first token LPIPS"] > 0
     for name in ("video-FD", "frame-FD", "blow-up"):
-        moments = ("first window", "at 5 times the training length", "last window", "real")
+        moments = ("first window", "at 5 times the training length", "last window", "beyond the training length", "real")
         assert {f"{name} {moment}" for moment in moments} == {key for key in evaluation.metrics if key.startswith(name)}
     assert all(np.isfinite(value) for value in evaluation.metrics.values())
+    assert [row[:2] for row in evaluation.tables[1].rows][:2] == [("video-FD", "this run"), ("", ASTRAY)]
 
 
 @pytest.mark.parametrize("options", [{"length": 8}, {"length": 32, "real": 3}], ids=str)
@@ -759,7 +760,7 @@ def test_the_truth_scores_perfectly_and_a_still_picture_badly(real):
 
 
 def curve(n=3):
-    return Curve(np.arange(n) * 16, np.arange(n) + 1.0, np.arange(n) + 0.5, np.arange(n) + 1.5, 0.5, 0.4, 0.6)
+    return Curve(np.arange(n) * 16, np.arange(n) + 1.0, np.arange(n) + 0.5, np.arange(n) + 1.5, 0.5, 0.4, 0.6, np.zeros((2, n)))
 
 
 @pytest.fixture(scope="module")
@@ -794,6 +795,18 @@ def test_panels_without_a_score_are_hidden(drawn):
 
 def test_curves_are_drawn_without_a_warning(drawn):
     assert not drawn[1]
+
+
+def test_a_table_tells_means_beyond_the_training_length():
+    ours, theirs = {name: curve() for name in SCORES}, {name: curve()._replace(value=np.arange(3) + 2.0) for name in SCORES}
+    table = beyond_training({"this run": ours, "next": theirs}, 10)
+    rows = [row for row in table.rows if row[0] == "video-FD" or row[1] == "next"]
+    assert rows[0] == ("video-FD", "this run", "2.500 (2.500 to 2.500)", "")
+    assert rows[1] == ("", "next", "3.500 (3.500 to 3.500)", "+1.000 (+1.000 to +1.000)")
+    alone = beyond_training({"this run": ours}, 10)
+    assert {len(row) for row in alone.rows} == {len(alone.columns)} == {3}
+    assert beyond_training({"this run": ours}, 1000) is None
+    assert beyond_training({}, 10) is None
 
 
 def test_without_weights_one_is_warned(monkeypatch):

@@ -337,6 +337,31 @@ def test_curves_slide_and_repeat(perception):
         assert np.array_equal(one[name].low, two[name].low)
 
 
+def shifted(value, shifts):
+    value, shifts = np.array(value, dtype=float), np.array(shifts, dtype=float)
+    return scores.Curve(np.arange(len(value)) * 8, value, value, value, 0.0, 0.0, 0.0, shifts)
+
+
+def test_a_span_is_the_mean_of_late_windows_and_its_interval_one_over_clips(rolled):
+    _, found, _ = rolled
+    curve = found["video-FD"]
+    whole, last = scores.span(curve, 0), scores.span(curve, int(curve.start[-1]))
+    assert whole.value == pytest.approx(curve.value.mean())
+    assert last == pytest.approx((curve.value[-1], curve.low[-1], curve.high[-1]))
+    assert scores.span(curve, int(curve.start[-1]) + 1) is None
+    # Errors of the windows that cancel in each draw leave a mean that is certain.
+    assert scores.span(shifted([1, 3], [[0.5, -0.5], [-0.5, 0.5]]), 0) == pytest.approx((2, 2, 2))
+
+
+def test_curves_are_compared_clip_by_clip():
+    hard_clips = [[-1, -1], [1, 1]]  # draws in which both fare badly, or both well
+    ours, theirs = shifted([1, 1], hard_clips), shifted([1, 2], hard_clips)
+    assert scores.span(theirs, 8).low < 1.1
+    assert scores.span(theirs, 8, than=ours) == pytest.approx((1, 1, 1))
+    with pytest.raises(ValueError, match="same windows and draws"):
+        scores.span(ours, 0, than=shifted([1], [[0], [0]]))
+
+
 @pytest.mark.parametrize(
     ("n", "m", "window", "reason"), [(3, 4, 13, "fit into"), (3, 4, 1, "two frames"), (1, 4, 4, "two generated"), (3, 3, 4, "four real")]
 )

@@ -410,7 +410,7 @@ class Video:
         others: dict[str, tuple[Video, DiffusionForcing]] | None = None,
     ) -> Evaluation:  # fmt: skip
         """others: tasks and models by name to measure beside this one, from the same clips on. Their metrics are called `NAME: ...`."""
-        from .video_pictures import ASTRAY, WINDOW, draw_curves, film_of, judge
+        from .video_pictures import ASTRAY, WINDOW, beyond_training, draw_curves, film_of, judge
 
         made, truth, context = self.generate(model, samples, seed, progress)
         # Of clips of one's own in pieces of a window each, so that there are as many as can be.
@@ -458,7 +458,10 @@ class Video:
         if self.sampling.noise != 1:
             title += f", noise {self.sampling.noise:g}"
         heads = ["", *(name or ("this run" if len(columns) > 1 else "figure") for name in runs), ASTRAY][: 1 + len(columns)]
-        return Evaluation(metrics, (Table(title, tuple(heads), rows),), files)
+        tables = [Table(title, tuple(heads), rows)]
+        if (late := beyond_training(curves, self.tokens * self.stack - context)) is not None:
+            tables.append(late)
+        return Evaluation(metrics, tuple(tables), files)
 
     def _led_astray(self, samples: int, context: int, progress: Progress) -> Frames | None:
         """Frames (n, context + length, px, px, 3) of places never trained on, led as the roll-outs are.

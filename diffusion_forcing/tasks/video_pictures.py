@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..video_scores import Curve, curves, motion, psnr
-from .base import Progress
+from ..video_scores import Curve, Span, curves, motion, psnr, span
+from .base import Progress, Table
 
 if TYPE_CHECKING:
     from ..perception import Perception
@@ -63,8 +63,34 @@ def judge(
     moments["last window"] = len(ends) - 1
     for name in ("video-FD", "frame-FD", "blow-up"):
         scores.update({f"{name} {when}": float(found[name].value[i]) for when, i in moments.items()})
+        if (late := span(found[name], trained - context)) is not None:
+            scores[f"{name} beyond the training length"] = late.value
         scores[f"{name} real"] = found[name].floor
     return scores, found
+
+
+def beyond_training(curves: dict[str, dict[str, Curve]], trained: int) -> Table | None:
+    """Means over all windows that begin `trained` frames into the roll-outs or later, with intervals over clips; by name, the first one
+    the run's own, which others are compared with clip by clip. None where there are no such windows."""
+    rows = []
+    own = next(iter(curves.values()), {})
+    for score in ("video-FD", "frame-FD", "blow-up", "motion"):
+        for name, found in curves.items():
+            if score not in found or (late := span(found[score], trained)) is None:
+                continue
+            row = [score if found is own else "", name, _told(late)]
+            if len(curves) > 1:
+                row.append("" if found is own else _told(span(found[score], trained, than=own[score]), signed=True))
+            rows.append(tuple(row))
+    if not rows:
+        return None
+    heads = ["", "", "mean (95 %)", "less that of this run (95 %)"]
+    return Table("beyond the training length: means over windows; intervals over clips", tuple(heads[: len(rows[0])]), tuple(rows))
+
+
+def _told(found: Span | None, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    return "" if found is None else f"{found.value:{sign}.3f} ({found.low:{sign}.3f} to {found.high:{sign}.3f})"
 
 
 def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[str, dict[str, Curve]] | None = None) -> None:
