@@ -83,6 +83,8 @@ class SpaceTimeConfig:
     """Queries and keys are turned by where they are, so that attention sees how far apart two places lie (rotary positions in 2D)."""
     moved: bool = False
     """A guess of each token by moving pixels of the last frame before it, which the network reads; for tokens of patches."""
+    straight: bool = False
+    """Noisy tokens also go straight to the output, as much of each of their numbers as their level asks for: learned sooner."""
 
     def build(
         self, event: tuple[int, int, int], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
@@ -244,6 +246,8 @@ class TrainConfig:
     imagined: float = 0.0
     """Share of sequences in which tokens that are nearly clean are read as the model itself makes them out from noise, in one step: what
     comes next is then learned after such a past as a roll-out has. For draws that give each token one level."""
+    imagined_after: float = 0.0
+    """Share of the budget (steps or minutes) after which that begins: a model that knows nothing yet imagines nothing worth reading."""
     looks: int = 1
     """Of draws that give the past levels of its own (teacher_forced, remembered): noisy versions of each token that learn from one reading
     of the past, each at its own level. By SpaceTime that past is half of the work where there is one, a quarter where there are three;
@@ -300,9 +304,9 @@ class TrainConfig:
             _check_choice(name, getattr(self, name), typing.get_args(typing.get_type_hints(TrainConfig)[name]))
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema lies in [0, 1); got {self.ema}")
-        for name in ("cond_drop", "given", "imagined"):
+        for name, of in {"cond_drop": "sequences", "given": "sequences", "imagined": "sequences", "imagined_after": "budget"}.items():
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share of the sequences and lies in [0, 1]; got {getattr(self, name)}")
+                raise ValueError(f"{name} is a share of the {of} and lies in [0, 1]; got {getattr(self, name)}")
         if self.looks > 1 and "+" in self.draw:
             raise ValueError(f"several looks share one past, so that they follow one draw; got {self.draw!r}, set --train.looks 1")
         drawn = level_draws.by_name(self.draw)((1, 2), 10, Generator())

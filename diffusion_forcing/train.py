@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,7 +134,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         with Log(folder, clock, quiet=quiet or not here.main, active=here.main, wandb=config.wandb, name=experiment.name) as log:
             while not clock.finished and status == "done":
                 clock.tick()
-                loss, norm = _step(compiled, data.train, optimizers, scaler, config, here, clock.step)
+                loss, norm = _step(compiled, data.train, optimizers, scaler, _stage(config, clock.progress), here, clock.step)
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     save()
                     _save_model(average.module, folder / "model", here)
@@ -230,6 +230,11 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free
     if freed:  # which counts nothing yet
         weights["backbone.told.weight"] = nn.functional.pad(weights["backbone.told.weight"], (0, 1))
     model.load_state_dict(weights, strict=not grows)
+
+
+def _stage(config: TrainConfig, progress: float) -> TrainConfig:
+    """What holds when so much of the budget is spent: pasts are imagined from some share of it on."""
+    return config if not config.imagined or progress >= config.imagined_after else replace(config, imagined=0.0)
 
 
 def _step(

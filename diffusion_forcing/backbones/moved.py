@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import rearrange, reduce
 from torch import Tensor, nn
 
 from ..checks import check_counts
@@ -78,9 +78,9 @@ class Moved(nn.Module):
         flow = self.flow(past, known)
         where = rearrange(self.base + flow, "n s h w d -> n (s h) w d")
         found = F.grid_sample(sight, where, padding_mode="zeros", align_corners=False)
-        parts = rearrange(found, "n a (s h p) (w q) -> n h w s p q a", s=self.stack, p=p, q=p)
-        tokens = self.read(parts[..., :3].flatten(3))
-        mask = rearrange(parts[..., 3].mean((-1, -2)), "n h w s -> n s h w")
+        colours, seen = found.split([3, 1], dim=1)
+        tokens = self.read(rearrange(colours, "n a (s h p) (w q) -> n h w (s p q a)", s=self.stack, p=p, q=p))
+        mask = reduce(seen, "n 1 (s h p) (w q) -> n s h w", "mean", s=self.stack, p=p, q=p)
         return (rearrange(tokens, "n h w c -> n c h w") - self.mean) / self.spread, mask
 
     def flow(self, past: Tensor, known: Tensor) -> Tensor:

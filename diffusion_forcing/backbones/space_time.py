@@ -67,6 +67,7 @@ class SpaceTime(nn.Module):
     hidden: width of a place; layers: blocks; heads: must divide hidden; window: tokens a token sees, itself included; every: each so
     many blocks one sees the whole window, the others see two tokens. turned: queries and keys are turned by where they are (`Turned`).
     moved: frames a token and pixels a patch's side, for a guess by moving pixels of the last frame (`Moved`); None: without one.
+    straight: noisy tokens also go straight to the output, as much of each number as their level asks for.
     """
 
     causal = True
@@ -75,7 +76,7 @@ class SpaceTime(nn.Module):
 
     def __init__(
         self, event: tuple[int, int, int], cond: int = 0, *, hidden: int = 128, layers: int = 8, heads: int = 4, window: int = 8,
-        every: int = 3, levels: int = 1000, turned: bool = False, moved: tuple[int, int] | None = None,
+        every: int = 3, levels: int = 1000, turned: bool = False, moved: tuple[int, int] | None = None, straight: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         check_counts(hidden=hidden, layers=layers, heads=heads, window=window, every=every)
@@ -84,7 +85,7 @@ class SpaceTime(nn.Module):
             raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
         self.config: dict[str, Any] = {
             "event": list(event), "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "window": window, "every": every,
-            "levels": levels, "turned": turned, "moved": None if moved is None else list(moved),
+            "levels": levels, "turned": turned, "moved": None if moved is None else list(moved), "straight": straight,
         }  # fmt: skip
         c, self.height, self.width = event
         self.levels = levels
@@ -102,6 +103,7 @@ class SpaceTime(nn.Module):
         self.final = nn.LayerNorm(hidden)
         self.leave = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
         self.leave_guess = None if moved is None else zeroed(nn.Linear(hidden, c))  # what of the guess goes straight to the output
+        self.leave_own = zeroed(nn.Linear(hidden, c)) if straight else None  # and what of the noisy token itself
         self._quick: Callable[[Tensor, Tensor, Ready], tuple[Tensor, tuple[Cache, ...]]] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Memory | Ready | None = None) -> tuple[Tensor, Memory | None]:
@@ -116,12 +118,13 @@ class SpaceTime(nn.Module):
             out, own = self._quick(x, k, self.ready(x, state, cond))
             return out, Memory(x, k, tuple(_rolled(cache, seen) for cache, seen in zip(state.caches, own, strict=True)))
         past_x, past_k = torch.cat([state.x, x], dim=1)[:, :-1], torch.cat([state.k, k], dim=1)[:, :-1]
-        hidden, level, skipped = self.embed(x, k, self._before(past_x, past_k, cond))
+        before = self._before(past_x, past_k, cond)
+        hidden, level, said = self.embed(x, k, before)
         caches = []
         for block, cache in zip(self.blocks, state.caches, strict=True):
             hidden, kept = block(hidden, level, cache)
             caches.append(kept)
-        return self.predict(hidden, skipped), Memory(x[:, -1:], k[:, -1:], tuple(caches))
+        return self.predict(hidden, said, x, before.guess), Memory(x[:, -1:], k[:, -1:], tuple(caches))
 
     def compile_next(self) -> None:
         """Have torch.compile make the pass over a single next token (`ready`) from the first call on, for as many sequences as it has.
@@ -187,19 +190,14 @@ class SpaceTime(nn.Module):
             own.append((key, value))
         grid = self.final(hidden).transpose(1, 2).unflatten(2, (self.height, self.width))
         out = (_convolved(grid, self.leave.weight) + self.leave.bias).transpose(1, 2).reshape(x.shape)  # type: ignore[operator]
-        if ready.guess is not None:
-            out = out + self._skipped(said, ready.guess)
-        return out, tuple(own)
+        return self._straight(out, said, x, ready.guess), tuple(own)
 
-    def embed(self, x: Tensor, k: Tensor, before: Before) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
-        """Places (b, t, n, hidden) of tokens x at levels k, six modulations (b, t, 1, hidden), and what of the guess goes straight to the
-        output, like x.
-        """
+    def embed(self, x: Tensor, k: Tensor, before: Before) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Places (b, t, n, hidden) of tokens x at levels k, six modulations (b, t, 1, hidden), and what both say (b, t, hidden)."""
         said = self.level(k) + before.known
         grid = self.enter(torch.cat([x, before.seen], dim=2).flatten(0, 1))
         hidden = rearrange(grid, "(b t) d h w -> b t (h w) d", b=len(x)) + self.place
-        skipped = None if before.guess is None else self._skipped(said, before.guess)
-        return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1), skipped
+        return hidden + said[:, :, None], self.modulate(F.silu(said))[:, :, None].chunk(6, dim=-1), said
 
     def _before(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None) -> Before:
         """For tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), and are told cond (b, t, a)."""
@@ -220,13 +218,20 @@ class SpaceTime(nn.Module):
             raise ValueError("this network moves no pixels; build it with moved=(frames a token, pixels a patch's side)")
         return guess
 
-    def _skipped(self, said: Tensor, guess: Tensor) -> Tensor:
-        return self.leave_guess(F.silu(said))[..., None, None] * guess  # type: ignore[misc]
+    def _straight(self, out: Tensor, said: Tensor, x: Tensor, guess: Tensor | None) -> Tensor:
+        """The output with what goes there straight, number by number and by what is said (b, t, hidden) of levels: of the guess, and of the
+        noisy tokens x. Through the blocks, which are narrow, neither would come whole.
+        """
+        for gain, part in ((self.leave_guess, guess), (self.leave_own, x)):
+            if gain is not None and part is not None:
+                out = torch.addcmul(out, gain(F.silu(said))[..., None, None], part)
+        return out
 
-    def predict(self, hidden: Tensor, skipped: Tensor | None = None) -> Tensor:
+    def predict(self, hidden: Tensor, said: Tensor, x: Tensor, guess: Tensor | None) -> Tensor:
+        """What the network says of tokens x, whose places are hidden (b, t, n, hidden) after the last block."""
         grid = rearrange(self.final(hidden), "b t (h w) d -> (b t) d h w", h=self.height)
         out = rearrange(self.leave(grid), "(b t) c h w -> b t c h w", b=len(hidden))
-        return out if skipped is None else out + skipped
+        return self._straight(out, said, x, guess)
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once.
@@ -237,14 +242,15 @@ class SpaceTime(nn.Module):
         shifted = torch.cat([none.x, past_x], dim=1)[:, :-1], torch.cat([none.k, past_k], dim=1)[:, :-1]
         before = self._before(*shifted, cond[::copies])
         past, past_level, _ = self.embed(past_x, past_k, before)
-        hidden, level, skipped = self.embed(x, k, before.copied(copies))
+        copied = before.copied(copies)
+        hidden, level, said = self.embed(x, k, copied)
         blocks = self._blocks()
         for block, cache in zip(blocks, none.caches, strict=True):
             seen = block.heads_of(past, past_level)
             hidden = block.beside(hidden, level, seen, cache)
             if block is not blocks[-1]:  # of which the past is asked no more
                 past = block.among(past, past_level, seen, cache)[0]
-        return self.predict(hidden, skipped)
+        return self.predict(hidden, said, x, copied.guess)
 
     def _blocks(self) -> list[Block]:
         return list(self.blocks)  # type: ignore[arg-type]
@@ -338,15 +344,48 @@ class Block(Modulated):
         """x (b, t, n, hidden) after attention to own keys and values and those of the tokens before, past (b, window-1 + t, n, hidden)."""
         _, _, gate, shift, scale, gate_mlp = self.modulations(level)
         t = x.shape[1]
-        dates = self.dates()
-        keys = torch.cat([*(past[0][:, i : i + t] + dates[i] for i in range(self.window - 1)), key + dates[-1]], dim=2)
-        values = torch.cat([*(past[1][:, i : i + t] for i in range(self.window - 1)), value], dim=2)
+        keys, values = Windows.apply(past[0], key, self.dates()), Windows.apply(past[1], value, None)
         q, keys, values = (rearrange(part, "b t n (a e) -> (b t) a n e", a=self.heads) for part in (query, keys, values))
         attended = rearrange(F.scaled_dot_product_attention(q, keys, values), "(b t) a n e -> b t n (a e)", t=t)
         x = torch.addcmul(x, gate, self.project(attended))
         grid = rearrange(torch.addcmul(shift, self.norm(x), scale), "b t (h w) d -> (b t) d h w", h=self.grid[0])
         near = rearrange(self.near(grid), "(b t) d h w -> b t (h w) d", t=t)
         return torch.addcmul(x, gate_mlp, self.down(F.relu(self.up(near))))
+
+
+class Windows(torch.autograd.Function):
+    """What each of t tokens looks at: the tokens before it, by their dates, and itself. (b, t, window n, hidden).
+
+    past: (b, window-1 + t, n, hidden), whose first window-1 come before the first token; own: (b, t, n, hidden); dates: (window, n or 1,
+    hidden), added by how long ago a token was, own last, or None. Written by hand since slices that overlap would each fill a gradient
+    of their own with zeros.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, past: Tensor, own: Tensor, dates: Tensor | None) -> Tensor:
+        b, t, n, hidden = own.shape
+        ctx.window = window = past.shape[1] - t + 1
+        ctx.dates = None if dates is None else dates.shape
+        out = own.new_empty(b, t, window, n, hidden)
+        for i in range(window):
+            seen = past[:, i : i + t] if i < window - 1 else own
+            if dates is None:
+                out[:, :, i] = seen
+            else:
+                torch.add(seen, dates[i], out=out[:, :, i])
+        return out.flatten(2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        t, window = grad.shape[1], ctx.window
+        each = grad.unflatten(2, (window, -1))
+        past = grad.new_zeros(len(grad), window - 1 + t, *each.shape[3:])
+        for i in range(window - 1):
+            past[:, i : i + t] += each[:, :, i]
+        if ctx.dates is None:
+            return past, each[:, :, -1], None
+        by_date = each.sum((0, 1))
+        return past, each[:, :, -1], by_date if ctx.dates[1] > 1 else by_date.sum(1, keepdim=True)
 
 
 class Turned(nn.Module):

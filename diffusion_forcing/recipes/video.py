@@ -12,11 +12,13 @@ from ..tasks.video import Folder, RollOut, Video
 
 TRAIN = TrainConfig(
     steps=None, minutes=75.0, batch=4, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
-    warmup=50, validate_every=250,
+    imagined=0.7, imagined_after=0.6, warmup=50, validate_every=1000,
 )  # fmt: skip
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 """A slow walk between gentle walls: what two cores can learn in an hour."""
-SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, moved=True), emphasis=1.0)
+SLOW = Voxels(turn=6.0, speed=0.15)
+"""As slow a walk between blocks: half of the view would be new every third token otherwise."""
+SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, moved=True, straight=True), emphasis=1.0)
 QUICK = RollOut(steps=10, path="angle")
 """Ten steps are as good as twenty, and by angle they keep contrast and motion."""
 WALKED = dataclasses.replace(QUICK, led=4, then="walker")
@@ -32,7 +34,7 @@ def labyrinth() -> Experiment:
 
 def voxels() -> Experiment:
     """Walks through a landscape of blocks, 64 px: as labyrinth, but for the data."""
-    return Experiment(Video(Voxels(), clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
+    return Experiment(Video(SLOW, clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
 
 
 def doom() -> Experiment:
