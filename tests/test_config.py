@@ -337,9 +337,10 @@ def test_replace_refuses_fields_that_do_not_exist():
 
 @pytest.mark.parametrize(("baseline", "draw"), [(full_sequence_baseline, "shared"), (next_token_baseline, "teacher_forced")])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_baselines_change_the_draw_only(baseline, draw, recipe):
+def test_baselines_change_the_draw_and_see_true_pasts_and_that_is_all(baseline, draw, recipe):
     ours = RECIPES[recipe]()
     theirs = baseline(ours)
     assert theirs.train.draw == draw
     assert draw != ours.train.draw or recipe.endswith("-timegrad")  # which is trained so anyway
-    assert replace(theirs, train__draw=ours.train.draw) == ours
+    assert theirs.train.imagined == 0
+    assert replace(theirs, train__draw=ours.train.draw, train__imagined=ours.train.imagined) == ours

@@ -6,7 +6,7 @@ from oracles import randomised, seeded
 
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, autoregressive, cosine, pyramid, recall, rollout
 from diffusion_forcing.backbones import BACKBONES, ConvRNN, SpaceTime
-from diffusion_forcing.backbones.space_time import Memory, Turned
+from diffusion_forcing.backbones.space_time import Memory, Turned, Windows
 from diffusion_forcing.data.pictures import Patches
 from diffusion_forcing.model import repeat_state
 from diffusion_forcing.sampling import stream
@@ -22,6 +22,8 @@ BUILD = {
     "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, every=1, levels=K),
     "turned": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, turned=True),
     "moved": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, moved=(2, 4)),
+    "straight": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, straight=True),
+    "moved and straight": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=3, levels=K, moved=(2, 4), straight=True),
 }
 
 
@@ -170,6 +172,36 @@ def test_every_parameter_learns(name):
         net(*sequence())[0].pow(2).sum().backward()
     silent = [n for n, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert not silent
+
+
+@pytest.mark.parametrize("dated", ["by place", "alike", "not"])
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_windows_are_slices_side_by_side_and_so_are_their_gradients(window, dated):
+    t, n, generator = 4, 3, seeded(0)
+    parts = [torch.randn(2, window - 1 + t, n, 5), torch.randn(2, t, n, 5), torch.randn(window, n if dated == "by place" else 1, 5)]
+    past, own, dates = (part.double().normal_(generator=generator).requires_grad_() for part in parts)
+    given = (past, own) if dated == "not" else (past, own, dates)
+    added = torch.zeros(window, 1, 5) if dated == "not" else dates
+    with torch.enable_grad():
+        found = Windows.apply(past, own, None if dated == "not" else dates)
+        wanted = torch.cat([*(past[:, i : i + t] + added[i] for i in range(window - 1)), own + added[-1]], dim=2)
+    torch.testing.assert_close(found, wanted)
+    weight = torch.randn(wanted.shape, generator=generator, dtype=torch.double)
+    grads = [torch.autograd.grad(out, given, weight, allow_unused=True) for out in (found, wanted)]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
+
+
+def test_a_noisy_token_goes_straight_to_the_output_as_its_level_asks():
+    """With all else silent, what is said of a token is a share of each of its own numbers, by its level."""
+    net = randomised(BUILD["straight"](), seed=3)
+    torch.nn.init.zeros_(net.leave.weight), torch.nn.init.zeros_(net.leave.bias)
+    x, k, cond = sequence()
+    out, _ = net(x, k, cond)
+    torch.testing.assert_close(net(2 * x, k, cond)[0], 2 * out)
+    share = (out / x).flatten(3)
+    torch.testing.assert_close(share, share[..., :1].expand_as(share), rtol=1e-3, atol=1e-4)
+    assert (net(x, (k + 20) % K, cond)[0] - out).abs().max() > 0.01
 
 
 # Prefix plus state equals whole.

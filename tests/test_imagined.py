@@ -128,12 +128,29 @@ def test_a_run_with_imagined_pasts_learns_and_is_validated_without(tmp_path):
     assert logged(tmp_path / "one", "loss") != logged(tmp_path / "two", "loss")
 
 
+def test_pasts_are_imagined_from_a_share_of_the_budget_on(tmp_path):
+    """Up to half of the steps nothing is imagined, and then all is: as in a run that began to with the second half."""
+    options = {"train__draw": "continued", "train__steps": 8, "train__log_every": 1}
+    runs = {
+        "never": options,
+        "half": options | {"train__imagined": 1.0, "train__imagined_after": 0.5},
+        "always": options | {"train__imagined": 1.0},
+    }
+    for name, changes in runs.items():
+        train(replace(small(), **changes), tmp_path / name, quiet=True)
+    losses = {name: list(logged(tmp_path / name, "loss").values()) for name in runs}
+    assert losses["half"][:4] == losses["never"][:4]
+    assert losses["half"][4] != losses["never"][4]
+    assert losses["always"][0] != losses["never"][0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"imagined": 1.5}, r"imagined is a share of the sequences and lies in \[0, 1\]; got 1.5"),
         ({"imagined": 0.5, "draw": "teacher_forced"}, "teacher_forced gives the past levels of its own; .* --train.imagined 0"),
         ({"given": -1.0}, "given is a share"),
+        ({"imagined_after": 1.5}, r"imagined_after is a share of the budget and lies in \[0, 1\]; got 1.5"),
         ({"ema": 1.0}, "ema lies in"),
     ],
 )

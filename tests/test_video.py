@@ -24,6 +24,7 @@ from diffusion_forcing.config import (
     replace,
     save_experiment,
 )  # fmt: skip
+from diffusion_forcing.data.clip_windows import ClipWindows
 from diffusion_forcing.data.clips import prepare_clips
 from diffusion_forcing.data.pictures import Patches, Pixels
 from diffusion_forcing.envs.labyrinth import Labyrinth
@@ -235,6 +236,28 @@ def test_numbered_actions_may_have_more_kinds_than_are_seen(tmp_path):
     assert data.train.cond_width == 2 * 5
 
 
+@pytest.mark.parametrize("actions", ["none", "numbers"])
+def test_half_of_the_windows_are_seen_in_a_mirror_where_no_actions_are_told(actions, tmp_path):
+    folder = write_clips(tmp_path / "mine", actions=actions)
+    task = in_folder(folder, mirror=True)
+    data = changed(task, patch=0).data_as(Pixels(2))
+    drawn = data.train.draw(200, seeded(0))
+    if actions == "numbers":
+        assert drawn.shape == (200, 2)
+        return
+    assert 70 < drawn[:, 2].sum() < 130
+    as_is, mirrored = (torch.cat([drawn[:1, :2], torch.tensor([[flag]])], dim=1) for flag in (0, 1))
+    assert torch.equal(data.train.read(mirrored).x, data.train.read(as_is).x.flip(-1))
+    assert not torch.equal(data.train.read(mirrored).x, data.train.read(as_is).x)
+    assert torch.equal(data.train.read(drawn[:1, :2]).x, data.train.read(as_is).x), "validation's windows are as they are"
+
+
+def test_told_actions_have_no_mirror(tmp_path):
+    source = in_folder(write_clips(tmp_path / "mine")).data().train
+    with pytest.raises(ValueError, match="which way actions turn in a mirror is not known"):
+        ClipWindows(source._clips, [0, 1], source._codec, 2, 3, TASK.conditions, mirror=True)
+
+
 def test_clips_shorter_than_a_window_are_left_out(tmp_path):
     folder = write_clips(tmp_path / "mine", number=8)
     write_clips(folder, number=2, frames=5, first=3)
@@ -370,7 +393,7 @@ def test_training_learns(tmp_path):
 
 
 def test_a_baseline_that_sees_a_clean_past_trains_too(tmp_path):
-    result = train(tiny(train__steps=1, train__draw="teacher_forced"), tmp_path, quiet=True)
+    result = train(tiny(train__steps=1, train__draw="teacher_forced", train__imagined=0.0), tmp_path, quiet=True)
     assert np.isfinite(result.valid_loss)
 
 

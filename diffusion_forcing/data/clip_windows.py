@@ -21,14 +21,15 @@ class ClipWindows:
     """Windows of `length` tokens, of `stack` frames each, that begin at any frame of the clips numbered `which`.
 
     codec: frames to tokens. told: actions (t, a), one a frame, to conditions (tokens, c). Clips shorter than a window are left out.
-    free: share of the windows drawn whose actions are NaN from some token on: of them nothing is to be told.
+    free: share of the windows drawn whose actions are NaN from some token on: of them nothing is to be told. mirror: half of the windows
+    drawn are seen in a mirror, as are no actions.
     """
 
     def __init__(
         self, clips: ClipSet, which: Sequence[int], codec: nn.Module, stack: int, length: int,
-        told: Callable[[NDArray[np.float32]], Tensor], free: float = 0.0,
+        told: Callable[[NDArray[np.float32]], Tensor], free: float = 0.0, mirror: bool = False,
     ) -> None:  # fmt: skip
-        self.length, self.frames, self.stack, self.free = length, length * stack, stack, free
+        self.length, self.frames, self.stack, self.free, self.mirror = length, length * stack, stack, free, mirror
         kept = [i for i in which if clips.lengths[i] >= self.frames]
         if not kept:
             raise ValueError(
@@ -39,18 +40,24 @@ class ClipWindows:
         self._first, self._room = clips.starts[kept], clips.lengths[kept] - self.frames
         one = self.read(torch.tensor([[0, 0]]))
         self.event, self.cond_width = tuple(one.x.shape[2:]), one.cond.shape[-1]
+        if mirror and self.cond_width:
+            raise ValueError("which way actions turn in a mirror is not known; leave out mirror where they are told")
 
     def __len__(self) -> int:
         return len(self._first)
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        """Random windows as (size, 2): which clip, and its first frame; with `free` (size, 3): and how many of its tokens are told."""
+        """Random windows as (size, 2): which clip, and its first frame; (size, 3) with `free`: and how many of its tokens are told, or with
+        `mirror`: and whether it is seen in one.
+        """
         which = torch.randint(0, len(self), (size,), generator=generator)
         room = torch.from_numpy(self._room)[which] + 1
         drawn = [which, (torch.rand(size, generator=generator) * room).long()]
         if self.free:
             told = torch.randint(-self.length, self.length, (size,), generator=generator).clamp(min=0)  # half of them from the beginning
             drawn.append(told.where(torch.rand(size, generator=generator) < self.free, torch.tensor(self.length)))
+        if self.mirror:
+            drawn.append(torch.randint(0, 2, (size,), generator=generator))
         return torch.stack(drawn, dim=1)
 
     def length_of(self, windows: Tensor) -> int:
@@ -66,8 +73,12 @@ class ClipWindows:
         x, cond = [], []
         for part in windows.split(AT_ONCE):
             places = [int(self._first[i]) + first for i, first, *_ in part.tolist()]
-            x.append(self._codec.encode(floats(np.stack([self._clips.frames[at : at + self.frames] for at in places]))))  # type: ignore[operator]
-            cond += [self._told(self._actions(at, *told)) for at, (_, _, *told) in zip(places, part.tolist(), strict=True)]
+            seen = [self._clips.frames[at : at + self.frames] for at in places]
+            if self.mirror:
+                seen = [one[:, :, ::-1] if any(mirrored) else one for one, (_, _, *mirrored) in zip(seen, part.tolist(), strict=True)]
+            x.append(self._codec.encode(floats(np.stack(seen))))  # type: ignore[operator]
+            told = [() if self.mirror else row[2:] for row in part.tolist()]
+            cond += [self._told(self._actions(at, *until)) for at, until in zip(places, told, strict=True)]
         tokens = torch.cat(x)
         return Batch(tokens, torch.stack(cond), torch.ones(tokens.shape[:2], dtype=torch.bool))
 

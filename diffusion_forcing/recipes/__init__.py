@@ -39,13 +39,13 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
 
 
 def full_sequence_baseline(experiment: Experiment) -> Experiment:
-    """The same experiment trained as full-sequence diffusion: one level a sequence."""
-    return replace(experiment, train__draw="shared")
+    """The same experiment trained as full-sequence diffusion: one level a sequence, pasts that are true."""
+    return replace(experiment, train__draw="shared", train__imagined=0.0)
 
 
 def next_token_baseline(experiment: Experiment) -> Experiment:
     """The same experiment trained as next-token diffusion with teacher forcing: a past that is always clean."""
-    return replace(experiment, train__draw="teacher_forced")
+    return replace(experiment, train__draw="teacher_forced", train__imagined=0.0)
 
 
 def resolve(name: str) -> Callable[[], Experiment]:

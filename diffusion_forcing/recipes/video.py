@@ -44,7 +44,7 @@ def doom() -> Experiment:
 
 def clips() -> Experiment:
     """Clips of your own: --task.world.path FOLDER of mp4, webp, gif or npz; as labyrinth, but for the data."""
-    return Experiment(Video(Folder(), sampling=QUICK), SMALL, TRAIN)
+    return Experiment(Video(Folder(), mirror=True, sampling=QUICK), SMALL, TRAIN)
 
 
 def painter(experiment: Experiment) -> Experiment:
@@ -71,7 +71,8 @@ def clips_painter() -> Experiment:
 def labyrinth_gru() -> Experiment:
     """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
     backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
-    return Experiment(Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, emphasis=1.0), TRAIN)
+    train = dataclasses.replace(TRAIN, imagined=0.0)
+    return Experiment(Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, emphasis=1.0), train)
 
 
 def dmlab() -> Experiment:

@@ -154,6 +154,8 @@ class Video:
     free: float = 0.0
     """Share of training windows in which actions are told no more from some token on, so that the model learns to walk by itself too:
     0 to 1. More than 0 adds a number to what is told: whether there is nothing to tell."""
+    mirror: bool = False
+    """Half of the training windows are seen in a mirror, where the model is told no actions: twice as much to learn from."""
     data_seed: int = 0
     """Of the worlds."""
     length: int = 200
@@ -697,7 +699,9 @@ def _read(task: Video, progress: Progress, codec: nn.Module | None = None) -> Ta
     codec = task.codec(train, learned) if codec is None else codec
 
     def windows(clips: ClipSet, which: list[int]) -> ClipWindows:
-        return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions, task.free if task.told else 0.0)
+        told = task.told and clips.actions.shape[-1] > 0
+        free, mirror = task.free if told else 0.0, task.mirror and not told
+        return ClipWindows(clips, which, codec, task.stack, task.tokens, task.conditions, free, mirror)
 
     return TaskData(windows(train, learned), windows(valid, judged), codec)
 
