@@ -199,6 +199,8 @@ class PainterConfig:
     """Up to which share of the levels the model sees tokens in noise, when it says what is to be drawn."""
     perceptual: float = 0.5
     """How much LPIPS counts beside the absolute error of pixels. 0: not at all, and its weights are not needed."""
+    carries: bool = True
+    """The painter also sees what it drew last, moved on as the model moves pixels, where it does: detail stays where it was."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.most <= 1 or not self.perceptual >= 0:
@@ -208,7 +210,7 @@ class PainterConfig:
         """A trained model whose decoder is to be trained."""
         from .painting import Painting
 
-        return Painting(model, self.widths, self.most, self.perceptual)
+        return Painting(model, self.widths, self.most, self.perceptual, carries=self.carries)
 
 
 @dataclass(frozen=True)

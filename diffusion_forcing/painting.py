@@ -3,9 +3,14 @@
 Principal directions draw blurred patches. A painter (`data.pictures.Painter`) is trained on pairs: frames as they were, and the tokens a
 trained model says they had, having seen them in noise and the frames before them clean. So it learns to draw from tokens such as sampling
 ends with, not from perfect ones. The model itself stays as it is: what comes out is the same model with another decoder.
+
+Where the model moves pixels, a painter also sees what it drew last, moved on (`Drawing`): bricks that tokens are too coarse to tell stay
+where they were on the wall.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -13,8 +18,46 @@ from torch import Tensor, nn
 
 from .data.pictures import Painted, Painter, Patches
 from .model import DiffusionForcing
+from .moving import moves
 from .perception import Perception, perception
 from .schedule import NoiseSchedule
+
+
+class Drawing:
+    """Draws tokens of a model as they come, each after the frame drawn last.
+
+    token: (b, c, gh, gw), the one before the first to be drawn, and frame: (b, h, w, 3), its last frame, from 0 to 1; None: there is none.
+    """
+
+    def __init__(self, model: DiffusionForcing, token: Tensor | None = None, frame: Tensor | None = None) -> None:
+        self.model, self.token, self.frame = model, token, frame
+
+    @torch.no_grad()
+    def __call__(self, tokens: Tensor, cond: Tensor | None = None) -> Tensor:
+        """Frames (b, t * stack, h, w, 3) of tokens (b, t, c, gh, gw), which were told cond (b, t, a)."""
+        codec: Any = self.model.codec
+        if not (isinstance(codec, Painted) and codec.painter.carries):
+            return codec.decode(tokens)
+        drawn = []
+        for i in range(tokens.shape[1]):
+            carried = None
+            if self.token is not None and self.frame is not None:
+                told = None if cond is None else cond[:, i : i + 1]
+                carried = carry(self.model, self.frame[:, None], self.token[:, None], told)
+            frames = codec.decode(tokens[:, i : i + 1], carried)
+            self.token, self.frame = tokens[:, i], frames[:, -1].clamp(0, 1)
+            drawn.append(frames)
+        return torch.cat(drawn, dim=1)
+
+
+@torch.no_grad()
+def carry(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: Tensor | None) -> Tensor:
+    """What of frames (b, t, h, w, 3), the last of tokens (b, t, c, gh, gw), will be seen in the token after each, told cond (b, t, a).
+
+    Returns (b, t, stack, h, w, 4): colours, and how much of each pixel was in sight.
+    """
+    backbone: Any = model.backbone
+    return backbone.carry(frames, tokens if model.variance is None else tokens / model.variance.sqrt(), cond)
 
 
 class Painting(nn.Module):
@@ -22,19 +65,25 @@ class Painting(nn.Module):
 
     Called as `DiffusionForcing` is, on frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
     most: noise the model sees tokens in goes up to this share of its levels. perceptual: how much LPIPS counts beside the absolute error
-    of pixels; 0 leaves it out, and the drawings a little blurred.
+    of pixels; 0 leaves it out, and the drawings a little blurred. carries: the painter sees what it drew last, where the model moves
+    pixels; one that had learned without goes on so.
     """
 
     def __init__(
-        self, model: DiffusionForcing, widths: tuple[int, ...] = (128, 64, 48), most: float = 0.4, perceptual: float = 0.5
-    ) -> None:
+        self, model: DiffusionForcing, widths: tuple[int, ...] = (128, 64, 48), most: float = 0.4, perceptual: float = 0.5, *,
+        carries: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        codec = model.codec
+        codec, carries = model.codec, carries and moves(model)
         if isinstance(codec, Patches):
-            codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, widths))
+            codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, widths, carries))
         elif isinstance(codec, Painted) and codec.painter.config["widths"] != list(widths):
             raise ValueError(f"that model has a painter of widths {codec.painter.config['widths']} already; got {list(widths)}: "
                              "give the same --model.widths, or begin with the model from before it was painted")  # fmt: skip
+        elif isinstance(codec, Painted) and carries and not codec.painter.carries:
+            grown = Painter(**{**codec.painter.config, "carries": True})
+            grown.load_state_dict(codec.painter.state_dict(), strict=False)
+            codec = Painted(codec.patches, grown)
         if not isinstance(codec, Painted):
             raise ValueError(f"a painter draws tokens of patches; this model's are {type(codec).__name__}, which need none")
         model.codec = codec
@@ -57,7 +106,8 @@ class Painting(nn.Module):
         codec = self.model.codec
         assert isinstance(codec, Painted)
         frames = rearrange(x, "b t (s c) h w -> b (t s) h w c", s=codec.stack) / 2 + 0.5
-        drawn = codec.decode(self.said(codec.encode(frames), k, cond, noise))
+        said = self.said(codec.encode(frames), k, cond, noise)
+        drawn = codec.decode(said, self._carried(frames, said, k, cond) if codec.painter.carries else None)
         wrong = rearrange((drawn - frames).abs(), "b (t s) h w c -> b t (s h w c)", s=codec.stack).mean(-1)
         if not self._eyes:
             return wrong
@@ -69,6 +119,19 @@ class Painting(nn.Module):
         ]
         eyes = self._eyes[0].to(x.device)
         return wrong + self.perceptual * eyes.compared(2 * one[0] - 1, 2 * one[1] - 1).view_as(wrong)
+
+    @torch.no_grad()
+    def _carried(self, frames: Tensor, said: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
+        """What is carried on to each token (b, t, stack, h, w, 4): of what the painter itself drew up to there, as in a roll-out, and in a
+        quarter of the sequences, chosen by their levels, of the true frames. To the first token nothing.
+        """
+        assert isinstance(self.model.codec, Painted)
+        stack = self.model.codec.stack
+        made = Drawing(self.model)(said[:, :-1], None if cond is None else cond[:, :-1]).clamp(0, 1)
+        true = (k.sum(1) % 4 == 0)[:, None, None, None, None]
+        last = torch.where(true, frames[:, stack - 1 : -1 : stack], made[:, stack - 1 :: stack])
+        carried = carry(self.model, last, said[:, :-1], None if cond is None else cond[:, 1:])
+        return torch.cat([torch.zeros_like(carried[:, :1]), carried], dim=1)
 
     @torch.no_grad()
     def said(self, tokens: Tensor, k: Tensor, cond: Tensor | None, noise: Tensor | None = None) -> Tensor:

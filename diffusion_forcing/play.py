@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Generator
 
 from .data.clips import fit, read_actions
-from .data.pictures import to_bytes
+from .data.pictures import floats, to_bytes
 from .envs.doom import Doom
 from .envs.labyrinth import Labyrinth
 from .matrix import by_name
+from .painting import Drawing
 from .sampling import Past, grow, preferred
 from .tasks.video import Folder, Video, compile_next, encoded
 from .walker import Walker
@@ -77,6 +78,7 @@ class Player:
         self.past = Past(model, None)
         self.past.add(tokens, self._cond(acted), 0)
         self.event = tuple(tokens.shape[2:])
+        self.drawing = Drawing(model, tokens[:, -1], floats(self.first[None, -1]).to(model.device))
         if task.sampling.compile:
             compile_next(model)
 
@@ -97,7 +99,7 @@ class Player:
         how = preferred(model)
         x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
                  generator=self.generator, noise=sampling.noise, path=sampling.path)  # fmt: skip
-        frames = to_bytes(model.codec.decode(x)[0])  # type: ignore[union-attr, operator]
+        frames = to_bytes(self.drawing(x, cond)[0])
         self.seen, self.done = np.concatenate([self.seen[:, -1:], frames[None]], axis=1), actions[None]
         return frames
 

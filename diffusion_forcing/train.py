@@ -205,13 +205,17 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
 
 
 def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free: bool = False) -> None:
-    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels and
-    for the last number that is told where a task is `free`: a network that has learned without may go on with them.
+    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels, for
+    what goes straight to the output, and for the last number that is told where a task is `free`: a network that has learned without may
+    go on with them.
     """
     wanted, found = describe(model), describe(begun)
     grows = moves(model) and not moves(begun)
+    straightens = bool(wanted["backbone"].get("straight")) and not found["backbone"].get("straight", True)
     if grows:
         found["backbone"]["moved"] = wanted["backbone"].get("moved")
+    if straightens:
+        found["backbone"]["straight"] = True
     told = found["backbone"].get("cond", 0)
     if freed := free and bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
         found["backbone"]["cond"] = told + 1
@@ -229,7 +233,7 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free
         weights["backbone.enter.weight"] = backbone.grown(weights["backbone.enter.weight"])
     if freed:  # which counts nothing yet
         weights["backbone.told.weight"] = nn.functional.pad(weights["backbone.told.weight"], (0, 1))
-    model.load_state_dict(weights, strict=not grows)
+    model.load_state_dict(weights, strict=not (grows or straightens))
 
 
 def _stage(config: TrainConfig, progress: float) -> TrainConfig:

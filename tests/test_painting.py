@@ -9,10 +9,11 @@ from oracles import randomised, seeded
 from small import differing, small, walks_model, weights
 
 from diffusion_forcing import DiffusionForcing, painting
-from diffusion_forcing.config import PainterConfig, replace
+from diffusion_forcing.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
 from diffusion_forcing.data.pictures import Painted, Painter, Patches, Pixels, floats
-from diffusion_forcing.painting import Painting
+from diffusion_forcing.painting import Drawing, Painting, carry
 from diffusion_forcing.perception import Perception
+from diffusion_forcing.play import Player
 from diffusion_forcing.tasks.video import Video
 from diffusion_forcing.train import train
 
@@ -64,6 +65,103 @@ def test_a_token_is_drawn_by_itself(model):
     tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
     whole = codec.decode(tokens)
     torch.testing.assert_close(whole[1:, 2:4], codec.decode(tokens[1:, 1:2]))
+
+
+# Painters that carry on what they drew.
+
+
+@pytest.fixture
+def moving():
+    """A model that moves pixels, untrained, in a world of 16 px with patches of 4, two frames a token."""
+    data = TASK.data()
+    backbone = SpaceTimeConfig(hidden=8, layers=1, heads=2, moved=True)
+    return ModelConfig(backbone).build(data.train.event, data.train.cond_width, data.codec).eval()
+
+
+def carrying(model, seed=None):
+    painting = Painting(model, (6, 4), perceptual=0, carries=True)
+    painter = painting.model.codec.painter
+    if seed is not None:
+        randomised(painter, seed=seed)
+    return painting, painter
+
+
+def test_a_painter_carries_only_where_pixels_are_moved(model, moving):
+    assert not carrying(model)[1].carries
+    assert carrying(moving)[1].carries
+    assert not Painting(DiffusionForcing.from_pretrained(walks_model(TASK)), (6, 4), perceptual=0).model.codec.painter.carries
+
+
+def test_what_is_not_in_sight_is_not_carried(moving):
+    _, painter = carrying(moving, seed=1)
+    tokens, before = torch.randn(3, 8, 4, 4, generator=seeded(0)), torch.randn(3, 6, 16, 16, generator=seeded(1))
+    nothing = painter(tokens)
+    torch.testing.assert_close(painter(tokens, before, torch.zeros(3, 2, 16, 16)), nothing)
+    assert (painter(tokens, before, torch.ones(3, 2, 16, 16)) - nothing).abs().max() > 0.01
+
+
+def test_who_keeps_all_and_moves_nothing_draws_the_last_frame_again(moving):
+    """A fresh network says that all stands still; then a painter who keeps what it sees goes on drawing the frame it began with."""
+    painting, painter = carrying(moving)
+    torch.nn.init.constant_(painter.keep.bias, 30.0)
+    tokens = torch.randn(2, 4, 8, 4, 4, generator=seeded(0))
+    frame, cond = torch.rand(2, 16, 16, 3, generator=seeded(1)), torch.randn(2, 3, 4, generator=seeded(2))
+    drawn = Drawing(painting.model, tokens[:, 0], frame)(tokens[:, 1:], cond)
+    torch.testing.assert_close(drawn, frame[:, None].expand_as(drawn), atol=1e-4, rtol=0)
+
+
+def test_tokens_drawn_one_by_one_are_those_drawn_together(moving):
+    painting, _ = carrying(moving, seed=1)
+    randomised(moving.backbone, seed=2)
+    with torch.no_grad():
+        moving.backbone.moved.point.weight.mul_(0.02)  # so that pixels come from within the picture
+        moving.backbone.moved.point.bias.zero_()
+    tokens, cond = torch.randn(2, 5, 8, 4, 4, generator=seeded(0)), torch.randn(2, 5, 4, generator=seeded(1))
+    whole, one_by_one = Drawing(painting.model)(tokens, cond), Drawing(painting.model)
+    parts = [one_by_one(tokens[:, i : i + 1], cond[:, i : i + 1]) for i in range(5)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    # what is drawn depends on what was drawn before, on none that comes later, and on what was done between
+    torch.testing.assert_close(Drawing(painting.model)(tokens[:, :3], cond[:, :3]), whole[:, :6])
+    assert (Drawing(painting.model)(tokens[:, 1:], cond[:, 1:]) - whole[:, 2:]).abs().max() > 1e-3
+    assert (Drawing(painting.model)(tokens, cond + 1) - whole)[:, 2:].abs().max() > 1e-4
+
+
+def test_training_carries_what_was_drawn_as_a_roll_out_does_and_sometimes_what_is_true(moving):
+    painting, _ = carrying(moving, seed=1)
+    x, _, cond = batch(moving)
+    frames, said = Pixels(2).decode(x), torch.randn(3, x.shape[1], 8, 4, 4, generator=seeded(4))
+    drawn = Drawing(moving)(said, cond)
+    for total, last in ((1, drawn), (4, frames)):
+        k = torch.zeros(x.shape[:2], dtype=torch.long)
+        k[:, 0] = total
+        carried = painting._carried(frames, said, k, cond)
+        assert not carried[:, 0].any()
+        torch.testing.assert_close(carried[:, 1:], carry(moving, last[:, 1:-1:2].clamp(0, 1), said[:, :-1], cond[:, 1:]))
+
+
+def test_a_painter_who_learned_without_goes_on_as_it_was(moving):
+    plain = Painting(moving, (6, 4), perceptual=0).model.codec
+    randomised(plain.painter, seed=1)
+    grown = Painting(moving, (6, 4), perceptual=0, carries=True).model.codec
+    assert grown.painter.carries
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    torch.testing.assert_close(grown.decode(tokens), plain.decode(tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_a_carrying_painter_learns_is_saved_and_rolls_out_and_plays(moving, tmp_path):
+    moving.save_pretrained(tmp_path / "moving")
+    options = replace(experiment(train__steps=2, train__init=str(tmp_path / "moving")), model=PainterConfig((6, 4), perceptual=0))
+    train(options, tmp_path / "painted", quiet=True)
+    changed = {name for name in weights(tmp_path / "painted") if "painter.meet" in name or "painter.keep" in name}
+    assert len(changed) == 6
+    painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
+    assert isinstance(painted.codec, Painted)
+    assert painted.codec.painter.carries
+    frames, actions = TASK.judged_by(2, 8)
+    made = np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions, generator=seeded(0))), axis=1)
+    assert made.shape == (2, 4, 16, 16, 3)
+    assert TASK.between(painted, frames[:, :2], frames[:, 4:6], 1, actions=actions, draws=2).shape == (2, 2, 16, 16, 3)
+    assert Player(TASK, painted).step(np.zeros((2, 2), np.float32)).shape == (2, 16, 16, 3)
 
 
 def test_only_the_painter_learns_and_learns_to_draw(tmp_path):

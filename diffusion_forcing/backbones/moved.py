@@ -74,14 +74,21 @@ class Moved(nn.Module):
         believed = past * self.trust(known).sigmoid()[:, :, None, None]
         pixels = self.draw(rearrange(believed * self.spread + self.mean, "n c h w -> n h w c"))
         frame = rearrange(pixels, "n h w (p q a) -> n a (h p) (w q)", p=p, q=p)
-        sight = torch.cat([frame, torch.ones_like(frame[:, :1])], dim=1)
-        flow = self.flow(past, known)
-        where = rearrange(self.base + flow, "n s h w d -> n (s h) w d")
-        found = F.grid_sample(sight, where, padding_mode="zeros", align_corners=False)
+        found = self.carry(frame, past, known)
         colours, seen = found.split([3, 1], dim=1)
         tokens = self.read(rearrange(colours, "n a (s h p) (w q) -> n h w (s p q a)", s=self.stack, p=p, q=p))
         mask = reduce(seen, "n 1 (s h p) (w q) -> n s h w", "mean", s=self.stack, p=p, q=p)
         return (rearrange(tokens, "n h w c -> n c h w") - self.mean) / self.spread, mask
+
+    def carry(self, frame: Tensor, past: Tensor, known: Tensor) -> Tensor:
+        """frame: (n, 3, h patch, w patch), the last one before the tokens that follow past (n, c, h, w).
+
+        Returns (n, 4, stack h patch, w patch): colours of the frames to come, one above the other, as far as they are found there, and how
+        much of each pixel was in sight.
+        """
+        sight = torch.cat([frame, torch.ones_like(frame[:, :1])], dim=1)
+        where = rearrange(self.base + self.flow(past, known), "n s h w d -> n (s h) w d")
+        return F.grid_sample(sight, where, padding_mode="zeros", align_corners=False)
 
     def flow(self, past: Tensor, known: Tensor) -> Tensor:
         """(n, stack, h patch, w patch, 2), how far away each pixel of the frames to come was, in half pictures: across, down."""

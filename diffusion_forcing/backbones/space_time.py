@@ -201,15 +201,20 @@ class SpaceTime(nn.Module):
 
     def _before(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None) -> Before:
         """For tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), and are told cond (b, t, a)."""
-        known = self.before(self.level(past_k))
-        if self.told is not None:
-            if cond is None:
-                raise ValueError("this network is told conditions: give those of the next token too, ready(x, state, cond)")
-            known = known + self.told(cond)
+        known = self._known(past_k, cond)
         if self.moved is None:
             return Before(known, past_x, None)
         guess, mask = (part.unflatten(0, past_x.shape[:2]) for part in self.moved(past_x.flatten(0, 1), known.flatten(0, 1)))
         return Before(known, torch.cat([past_x, guess, mask], dim=2), guess)
+
+    def _known(self, past_k: Tensor, cond: Tensor | None) -> Tensor:
+        """(b, t, hidden), what is known of tokens by the levels past_k (b, t) of those before them, and by what they are told."""
+        known = self.before(self.level(past_k))
+        if self.told is None:
+            return known
+        if cond is None:
+            raise ValueError("this network is told conditions: give those of the next token too, ready(x, state, cond)")
+        return known + self.told(cond)
 
     def guess(self, past_x: Tensor, past_k: Tensor, cond: Tensor | None = None) -> Tensor:
         """What moving pixels says of the tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t), told cond (b, t, a)."""
@@ -217,6 +222,18 @@ class SpaceTime(nn.Module):
         if guess is None:
             raise ValueError("this network moves no pixels; build it with moved=(frames a token, pixels a patch's side)")
         return guess
+
+    def carry(self, frames: Tensor, past_x: Tensor, cond: Tensor | None = None) -> Tensor:
+        """What of frames (b, t, h, w, 3), each the last of a clean token past_x (b, t, c, gh, gw), will be seen in the token after it.
+
+        cond: (b, t, a), what those are told. Returns (b, t, stack, h, w, 4), colours and how much of each pixel was in sight.
+        """
+        if self.moved is None:
+            raise ValueError("this network moves no pixels; build it with moved=(frames a token, pixels a patch's side)")
+        known = self._known(torch.zeros(past_x.shape[:2], dtype=torch.long, device=past_x.device), cond)
+        flat = rearrange(frames, "b t h w a -> (b t) a h w")
+        found = self.moved.carry(flat, past_x.flatten(0, 1), known.flatten(0, 1))
+        return rearrange(found, "(b t) a (s h) w -> b t s h w a", b=len(frames), s=self.moved.stack)
 
     def _straight(self, out: Tensor, said: Tensor, x: Tensor, guess: Tensor | None) -> Tensor:
         """The output with what goes there straight, number by number and by what is said (b, t, hidden) of levels: of the guess, and of the

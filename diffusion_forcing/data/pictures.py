@@ -103,15 +103,20 @@ class Painter(nn.Module):
 
     From a place of the grid to its pixels the picture is doubled again and again, two residual blocks at each size but the last, which has
     the pixels. widths: channels at each of these sizes, as many as a patch halves to one pixel.
+    carries: it also sees what was drawn before, as far as it is still in sight, moved to where it is now (`backbones.moved`), and may keep
+    of it what tokens are too coarse to tell.
     """
 
-    def __init__(self, components: int, stack: int, patch: int, widths: Sequence[int] = (128, 64, 48)) -> None:
+    def __init__(self, components: int, stack: int, patch: int, widths: Sequence[int] = (128, 64, 48), carries: bool = False) -> None:
         super().__init__()
         if patch != 2 ** len(widths) or not widths:
             raise ValueError(f"each width doubles the picture once, {len(widths)} of them {2 ** len(widths)} times as large; got patches "
                              f"of {patch} px, give as many widths as halve them to one")  # fmt: skip
         check_counts(components=components, stack=stack, widths=min(widths))
-        self.config = {"components": components, "stack": stack, "patch": patch, "widths": list(widths)}
+        self.config: dict[str, Any] = {
+            "components": components, "stack": stack, "patch": patch, "widths": list(widths), "carries": carries,
+        }  # fmt: skip
+        self.carries = carries
         parts: list[nn.Module] = [nn.Conv2d(components, widths[0], 3, padding=1)]
         for width, larger in pairwise(widths):
             parts += [Bump(width), Bump(width), nn.Conv2d(width, 4 * larger, 1), nn.PixelShuffle(2)]
@@ -119,22 +124,47 @@ class Painter(nn.Module):
         nn.init.zeros_(last.weight)  # nothing beyond principal directions, until it has learned otherwise
         nn.init.zeros_(last.bias)  # type: ignore[arg-type]
         self.net = nn.Sequential(*parts, Bump(widths[-1]), last, nn.PixelShuffle(2))
+        if carries:
+            self.meet = Bump(widths[-1], 4 * 4 * stack)
+            self.keep = nn.Conv2d(widths[-1], 4 * stack, 3, padding=1)
+            nn.init.zeros_(self.keep.weight)
+            nn.init.constant_(self.keep.bias, -3.0)  # type: ignore[arg-type]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.net(tokens)
+    def forward(self, tokens: Tensor, beyond: Tensor | None = None, sight: Tensor | None = None) -> Tensor:
+        """beyond: (n, stack * 3, h, w), what was drawn before and carried on, less what principal directions show now; sight: (n, stack, h,
+        w), where there is any, 0 to 1. None: nothing is in sight.
+        """
+        if not self.carries:
+            return self.net(tokens)
+        *first, bump, last, double = self.net
+        hidden = nn.Sequential(*first)(tokens)
+        if sight is None or beyond is None:
+            n, (h, w), stack = len(tokens), (2 * side for side in hidden.shape[-2:]), self.keep.out_channels // 4
+            beyond, sight = tokens.new_zeros(n, 3 * stack, h, w), tokens.new_zeros(n, stack, h, w)
+        seen = F.pixel_unshuffle(torch.cat([beyond * _each(sight), sight], dim=1), 2)
+        hidden = bump(self.meet(hidden, seen))
+        kept = double(self.keep(hidden)).sigmoid() * sight
+        return double(last(hidden)) + _each(kept) * beyond
 
 
 class Bump(nn.Module):
-    """x + two convolutions of it."""
+    """x + two convolutions of it, and of what is seen beside it, `more` channels."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, more: int = 0) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.first = nn.Conv2d(channels + more, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.silu(self.first(F.silu(x))))
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        beside = F.silu(x) if seen is None else torch.cat([F.silu(x), seen], dim=1)
+        return x + self.second(F.silu(self.first(beside)))
+
+
+def _each(of_frames: Tensor) -> Tensor:
+    """(n, stack, h, w) for the three colours of each frame, (n, stack * 3, h, w)."""
+    return of_frames.repeat_interleave(3, dim=1)
 
 
 class Painted(nn.Module):
@@ -153,10 +183,17 @@ class Painted(nn.Module):
     def encode(self, frames: Tensor) -> Tensor:
         return self.patches.encode(frames)
 
-    def decode(self, tokens: Tensor) -> Tensor:
-        beyond = self.painter((tokens / self.variance.sqrt()).flatten(0, 1))
+    def decode(self, tokens: Tensor, carried: Tensor | None = None) -> Tensor:
+        """carried: (b, t, stack, h, w, 4), what was drawn before each token, moved to where it is now, and how much of it is in sight; for
+        painters that look at it. None: nothing is.
+        """
         plain = self.patches.decode(tokens)
-        return plain + rearrange(beyond, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
+        before: list[Tensor] = []
+        if carried is not None:
+            beyond = carried[..., :3] - rearrange(plain, "b (t s) h w c -> b t s h w c", s=self.stack)
+            before = [rearrange(part, "b t s h w c -> (b t) (s c) h w") for part in (beyond, carried[..., 3:])]
+        drawn = self.painter((tokens / self.variance.sqrt()).flatten(0, 1), *before)
+        return plain + rearrange(drawn, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
 
 
 def floats(frames: Any) -> Tensor:

@@ -24,6 +24,7 @@ from ..envs.labyrinth import Labyrinth
 from ..envs.voxels import Voxels
 from ..guidance import recall
 from ..matrix import by_name
+from ..painting import Drawing
 from ..sampling import conveyor, stream
 from ..walker import Walker, walker_of
 from .base import Evaluation, Progress, Table, TaskData
@@ -279,7 +280,7 @@ class Video:
             context = np.repeat(context, self.stack, axis=1)
         if walker is not None and actions is None:
             actions = np.zeros((len(context) if context is not None else batch or 1, 0, walker.width), np.float32)
-        tokens, codec = -(-length // self.stack), model.codec
+        tokens = -(-length // self.stack)
         given = None if context is None or not context.shape[1] else encoded(model, context)
         before = 0 if given is None else given.shape[1]
         cond = self._told(actions, before + tokens)
@@ -300,13 +301,15 @@ class Video:
             matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
             chunks = stream(model, matrix, tokens, given, cond, wrap=sampling.wrap(), **options)
         led = None if walker is None or cond is None else Led(self, walker, context, actions, cond, generator)
+        drawing = Drawing(model) if given is None else Drawing(model, given[:, -1], floats(context[:, -1]).to(model.device))  # type: ignore[index]
         done = 0
         while done < tokens:
             if led is not None and done >= (sampling.led or 0):
                 led.choose(before + done, min(sampling.horizon, tokens - done))
             chunk = next(chunks)
+            told = None if cond is None else cond[:, before + done : before + done + chunk.shape[1]]
             done += chunk.shape[1]
-            frames = to_bytes(codec.decode(chunk))  # type: ignore[union-attr, operator]
+            frames = to_bytes(drawing(chunk, told))
             if led is not None:
                 led.see(frames)
             yield frames[:, : frames.shape[1] - max(0, done * self.stack - length)]
@@ -322,7 +325,7 @@ class Video:
         """
         from ..likelihood import elbo
 
-        codec, schedule = model.codec, model.schedule
+        schedule = model.schedule
         known = [encoded(model, part) for part in (first, last)]
         before, after = known[0].shape[1], known[1].shape[1]
         b = len(first)
@@ -340,7 +343,9 @@ class Video:
             said = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8), draws=2, generator=heard)
             said = said[:, before + tokens : before + tokens + after]
         best = said.sum(1).view(b, draws).argmax(1)
-        return to_bytes(codec.decode(made.unflatten(0, (b, draws))[torch.arange(b), best]))  # type: ignore[union-attr, operator]
+        drawing = Drawing(model, known[0][:, -1], floats(first[:, -1]).to(model.device)) if before else Drawing(model)
+        told = None if cond is None else cond[::draws, before : before + tokens]
+        return to_bytes(drawing(made.unflatten(0, (b, draws))[torch.arange(b), best], told))
 
     @property
     def default_samples(self) -> int:
