@@ -197,12 +197,15 @@ class PainterConfig:
     """Channels of the painter at each size, from a grid of patches to half the frame."""
     most: float = 0.4
     """Up to which share of the levels the model sees tokens in noise, when it says what is to be drawn."""
+    steps: int = 2
+    """Denoising steps in which it says so: 1 is the mean of what may be, more are nearer to what sampling makes of it, and take longer."""
     perceptual: float = 0.5
     """How much LPIPS counts beside the absolute error of pixels. 0: not at all, and its weights are not needed."""
     carries: bool = True
     """The painter also sees what it drew last, moved on as the model moves pixels, where it does: detail stays where it was."""
 
     def __post_init__(self) -> None:
+        check_options(self, "steps")
         if not 0 <= self.most <= 1 or not self.perceptual >= 0:
             raise ValueError(f"most is a share of the levels, 0 to 1, and perceptual 0 or more; got {self.most} and {self.perceptual}")
 
@@ -210,7 +213,7 @@ class PainterConfig:
         """A trained model whose decoder is to be trained."""
         from .painting import Painting
 
-        return Painting(model, self.widths, self.most, self.perceptual, carries=self.carries)
+        return Painting(model, self.widths, self.most, self.perceptual, carries=self.carries, steps=self.steps)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from .model import DiffusionForcing
 from .moving import moves
 from .perception import Perception, perception
 from .schedule import NoiseSchedule
+from .step import ddim_step
 
 
 class Drawing:
@@ -66,12 +67,12 @@ class Painting(nn.Module):
     Called as `DiffusionForcing` is, on frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
     most: noise the model sees tokens in goes up to this share of its levels. perceptual: how much LPIPS counts beside the absolute error
     of pixels; 0 leaves it out, and the drawings a little blurred. carries: the painter sees what it drew last, where the model moves
-    pixels; one that had learned without goes on so.
+    pixels; one that had learned without goes on so. steps: in which the model says what is to be drawn.
     """
 
     def __init__(
         self, model: DiffusionForcing, widths: tuple[int, ...] = (128, 64, 48), most: float = 0.4, perceptual: float = 0.5, *,
-        carries: bool = False,
+        carries: bool = False, steps: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
         codec, carries = model.codec, carries and moves(model)
@@ -89,7 +90,7 @@ class Painting(nn.Module):
         model.codec = codec
         self.model = model.requires_grad_(False)
         codec.painter.requires_grad_(True)
-        self.most, self.perceptual = most, perceptual
+        self.most, self.perceptual, self.steps = most, perceptual, steps
         self._eyes: list[Perception] = [perception()] if perceptual else []  # in a list: no part of what is trained and saved
 
     @property
@@ -135,8 +136,15 @@ class Painting(nn.Module):
 
     @torch.no_grad()
     def said(self, tokens: Tensor, k: Tensor, cond: Tensor | None, noise: Tensor | None = None) -> Tensor:
-        """What the model says tokens (b, t, c, gh, gw) are, each seen at `most` of level k after clean ones."""
+        """What the model says tokens (b, t, c, gh, gw) are, each seen at `most` of level k after clean ones.
+
+        In one step that is the mean of what may be, in several one such thing, with all that sampling adds to it.
+        """
         noise = torch.randn_like(tokens) if noise is None else noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens)
-        level = (self.most * k).long()
-        noisy = self.schedule.add_noise(tokens, level, noise)
-        return self.model.predict_forced(noisy, level, tokens, torch.zeros_like(level), cond).x0
+        top, clean = (self.most * k).long(), torch.zeros_like(k)
+        x, level = self.schedule.add_noise(tokens, top, noise), top
+        for left in range(self.steps - 1, -1, -1):
+            said = self.model.predict_forced(x, level, tokens, clean, cond)
+            below = top * left // self.steps
+            x, level = ddim_step(self.schedule, x, said, level, below, path="angle"), below
+        return said.x0 if self.steps == 1 else x

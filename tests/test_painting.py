@@ -8,7 +8,7 @@ import torch
 from oracles import randomised, seeded
 from small import differing, small, walks_model, weights
 
-from diffusion_forcing import DiffusionForcing, painting
+from diffusion_forcing import DiffusionForcing, painting, sample
 from diffusion_forcing.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
 from diffusion_forcing.data.pictures import Painted, Painter, Patches, Pixels, floats
 from diffusion_forcing.painting import Drawing, Painting, carry
@@ -220,6 +220,21 @@ def test_what_is_said_of_clean_tokens_is_themselves(model):
     mixed = torch.full_like(k, 1000)
     mixed[:, :-1] = 300
     torch.testing.assert_close(painter.said(tokens, mixed, cond, noise)[:, -1], said[:, -1])
+
+
+def test_in_several_steps_what_is_said_is_what_sampling_makes(model):
+    painter = Painting(randomised_backbone(model), (6, 4), most=0.5, perceptual=0, steps=3)
+    x, k, cond = batch(model)
+    tokens, noise = painter.model.codec.encode(Pixels(2).decode(x)), torch.randn(x.shape, generator=seeded(2))
+    torch.testing.assert_close(painter.said(tokens, torch.zeros_like(k), cond), tokens, atol=1e-5, rtol=0)
+    k = torch.full_like(k, 600)
+    said = painter.said(tokens, k, cond, noise)
+    # the first token has no past: it is sampled as ever, from what it was at level 300, by rungs of 100
+    levels = torch.tensor([300, 200, 100, 0])[:, None]
+    noisy = model.schedule.add_noise(tokens, k // 2, noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens))[:, :1]
+    torch.testing.assert_close(said[:, :1], sample(model.denoiser(cond[:, :1]), model.schedule, noisy, levels, path="angle"))
+    painter.steps = 1
+    assert (painter.said(tokens, k, cond, noise) - said).abs().max() > 0.01
 
 
 def randomised_backbone(model):
