@@ -267,6 +267,8 @@ class TrainConfig:
     seed: int = 0
     validate_every: int = 200
     """Steps between validations."""
+    valid_windows: int = 1024
+    """Held-out windows that a validation looks at, at most, from everywhere among them."""
     keep: bool = False
     """Keep the model of each validation, in kept/STEP of the run: how quality grows can be measured afterwards."""
     patience: int | None = None
@@ -297,7 +299,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive; got {value}")
-        check_options(self, "batch", "accumulate", "looks", "validate_every", "log_every")
+        check_options(self, "batch", "accumulate", "looks", "validate_every", "valid_windows", "log_every")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate={self.accumulate} must divide batch={self.batch}")
         if not all(0 < value < math.inf for value in (self.lr, self.muon_lr, self.clip_norm)):

@@ -330,10 +330,10 @@ def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) ->
 
 
 @torch.no_grad()
-def validate(model: nn.Module, data: Source, config: TrainConfig, here: World, *, most: int = 1024) -> float:
+def validate(model: nn.Module, data: Source, config: TrainConfig, here: World) -> float:
     """Loss on held-out windows, with the same levels and noise every time."""
     windows = data.all()
-    windows = windows[torch.linspace(0, len(windows) - 1, min(most, len(windows))).long()]
+    windows = windows[torch.linspace(0, len(windows) - 1, min(config.valid_windows, len(windows))).long()]
     generator = seeded(config.seed, -1)
     top = _schedule_levels(model)
     drawn = draw(windows, data, config, generator, top)

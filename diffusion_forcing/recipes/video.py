@@ -12,7 +12,7 @@ from ..tasks.video import Folder, RollOut, Video
 
 TRAIN = TrainConfig(
     steps=None, minutes=75.0, batch=4, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
-    imagined=0.7, imagined_after=0.6, warmup=50, validate_every=1000,
+    imagined=0.7, imagined_after=0.6, warmup=50, validate_every=1000, valid_windows=256,
 )  # fmt: skip
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 """A slow walk between gentle walls: what two cores can learn in an hour."""
@@ -49,7 +49,7 @@ def clips() -> Experiment:
 
 def painter(experiment: Experiment) -> Experiment:
     """The second stage of a small model: a decoder that draws what it says, the model itself left as it is."""
-    train = TrainConfig(steps=None, minutes=15.0, batch=4, lr=1e-3, ema=0.998, warmup=50, validate_every=1000)
+    train = TrainConfig(steps=None, minutes=15.0, batch=4, lr=1e-3, ema=0.998, warmup=50, validate_every=1000, valid_windows=64)
     return Experiment(experiment.task, PainterConfig(), train)
 
 
