@@ -379,9 +379,16 @@ class Clock:
     @property
     def progress(self) -> float:
         """0 at the start, 1 at the end of the budget."""
-        by_steps = self.step / self.config.steps if self.config.steps else 0.0
+        return self._spent(self.step)
+
+    def _spent(self, step: int) -> float:
+        """Share of the budget. Of steps and minutes, time counts only where steps come later than they should: a run that is in time is the
+        same run on any machine.
+        """
         by_time = self.elapsed / (60 * self.config.minutes) if self.config.minutes else 0.0
-        return max(by_steps, by_time)
+        if not self.config.steps:
+            return by_time
+        return by_time if by_time > (step + 1) / self.config.steps else step / self.config.steps
 
     @property
     def finished(self) -> bool:
@@ -390,9 +397,7 @@ class Clock:
     def lr_factor(self, step: int) -> float:
         """Warm-up, then a cosine down to the final share."""
         config = self.config
-        by_steps = step / config.steps if config.steps else 0.0
-        by_time = self.elapsed / (60 * config.minutes) if config.minutes else 0.0
-        progress = min(1.0, max(by_steps, by_time))
+        progress = min(1.0, self._spent(step))
         fall = config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         return min(1.0, (step + 1) / config.warmup if config.warmup else 1.0) * fall
 
