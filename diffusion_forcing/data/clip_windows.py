@@ -22,7 +22,7 @@ class ClipWindows:
 
     codec: frames to tokens. told: actions (t, a), one a frame, to conditions (tokens, c). Clips shorter than a window are left out.
     free: share of the windows drawn whose actions are NaN from some token on: of them nothing is to be told. mirror: half of the windows
-    drawn are seen in a mirror, as are no actions.
+    drawn are seen in a mirror, for clips of which no actions are told.
     """
 
     def __init__(
