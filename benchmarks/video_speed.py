@@ -1,0 +1,63 @@
+"""Frames a second of a video model as it is used, drawing included: one roll-out, the same compiled, and eight at once.
+
+python benchmarks/video_speed.py labyrinth                  the shipped model
+python benchmarks/video_speed.py runs/labyrinth --steps 20 --threads 1
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from torch import Generator
+
+from diffusion_forcing.run import SHIPPED, load_run, shipped
+from diffusion_forcing.tasks.video import Video
+
+WAYS = {"one roll-out": (1, False), "one roll-out, compiled": (1, True), "eight at once": (8, False)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Roll a video model out along the actions of real clips and take the time of each token, on a machine with nothing else to do."""
+
+    run: tyro.conf.Positional[Path]
+    """A run's folder, or the name of a shipped model."""
+    steps: tuple[int, ...] = (20, 10)
+    """Denoising steps a token."""
+    tokens: int = 30
+    """Tokens whose times are taken, after four that are not."""
+    threads: int | None = None
+    """Of torch; its own choice if not given."""
+
+
+def main(options: Options) -> None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    name = str(options.run)
+    folder = SHIPPED / name if name in shipped() else options.run
+    task = load_run(folder)[0].task
+    if not isinstance(task, Video):
+        raise ValueError(f"{name} is no run of video")
+    context, length = task.sampling.context * task.stack, (options.tokens + 4) * task.stack
+    frames, actions = task.judged_by(8, context + length)
+    for steps in options.steps:
+        sampling, first = replace(task.sampling, steps=steps, led=None), 0.0
+        for way, (number, compiled) in WAYS.items():
+            model = load_run(folder)[1]  # afresh: what was compiled stays so
+            stream = task.roll_out(
+                model, length, frames[:number, :context], actions[:number], generator=Generator().manual_seed(0),
+                sampling=replace(sampling, compile=compiled),
+            )  # fmt: skip
+            ends = [time.perf_counter() for _ in stream]
+            rate = number * task.stack / float(np.median(np.diff(ends)[3:]))
+            first = first or rate
+            print(f"{steps:3d} steps, {way + ':':24} {rate:6.1f} frames/s, {rate / first:.2f} of one roll-out", flush=True)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
