@@ -25,6 +25,13 @@ def moves(model: nn.Module | None) -> bool:
     return isinstance(getattr(getattr(model, "backbone", None), "moved", None), Moved)
 
 
+def spent(step: int, steps: int, by_time: float) -> float:
+    """Share of a budget of steps and time. Time counts only where steps come later than they should: a run that is in time is the same run
+    on any machine.
+    """
+    return by_time if by_time > (step + 1) / steps else step / steps
+
+
 def learn_to_move(
     model: DiffusionForcing, data: Source, steps: int, *, batch: int, generator: Generator, lr: float = 3e-3, seconds: float = math.inf,
     progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, here: World | None = None,
@@ -40,9 +47,7 @@ def learn_to_move(
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     began = time.monotonic()
     for step in range(steps):
-        # Time counts only where steps come later than they should: a run that is in time is the same run on any machine.
-        done, spent = step / steps, here.first(time.monotonic() - began) / seconds
-        done = spent if spent > (step + 1) / steps else done
+        done = spent(step, steps, here.first(time.monotonic() - began) / seconds)
         if stop():
             return False
         if done >= 1:

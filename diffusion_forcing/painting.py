@@ -4,8 +4,8 @@ Principal directions draw blurred patches. A painter (`data.pictures.Painter`) i
 trained model says they had, having seen them in noise and the frames before them clean. So it learns to draw from tokens such as sampling
 ends with, not from perfect ones. The model itself stays as it is: what comes out is the same model with another decoder.
 
-Where the model moves pixels, a painter also sees what it drew last, moved on (`Drawing`): bricks that tokens are too coarse to tell stay
-where they were on the wall.
+Where the model moves pixels, a painter also sees what it drew last, moved on (`Drawing`): detail that tokens are too coarse to tell can
+stay where it was.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from .data.sequences import Batch
 from .distributed import World, check_device, device_kind, shard, spread, world
 from .log import Log, progress_bar
 from .model import DiffusionForcing
-from .moving import learn_to_move, moves
+from .moving import learn_to_move, moves, spent
 from .painting import Painting
 from .pretrained import describe
 from .tasks.base import Source, TaskData
@@ -382,13 +382,9 @@ class Clock:
         return self._spent(self.step)
 
     def _spent(self, step: int) -> float:
-        """Share of the budget. Of steps and minutes, time counts only where steps come later than they should: a run that is in time is the
-        same run on any machine.
-        """
+        """Share of the budget after so many steps."""
         by_time = self.elapsed / (60 * self.config.minutes) if self.config.minutes else 0.0
-        if not self.config.steps:
-            return by_time
-        return by_time if by_time > (step + 1) / self.config.steps else step / self.config.steps
+        return spent(step, self.config.steps, by_time) if self.config.steps else by_time
 
     @property
     def finished(self) -> bool:
