@@ -23,14 +23,14 @@ import tyro
 from torch import Generator
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.config import Experiment, save_experiment
-from diffusion_forcing.log import progress_bar
-from diffusion_forcing.recipes.video import labyrinth
-from diffusion_forcing.report import COLOURS, figure
-from diffusion_forcing.run import load_run
-from diffusion_forcing.tasks.base import Progress
-from diffusion_forcing.tasks.video import Video
-from diffusion_forcing.train import train
+from diffusion_forcing.engine.config import Experiment, save_experiment
+from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.run import load_run
+from diffusion_forcing.engine.task import Progress
+from diffusion_forcing.engine.train import train
+from diffusion_forcing.video.recipes import labyrinth
+from diffusion_forcing.video.task import Video
 
 Change = Callable[[Experiment], Experiment]
 Row = dict[str, float]

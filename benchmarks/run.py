@@ -36,12 +36,12 @@ from diffusion_forcing import (
     start,
     stream,
 )
-from diffusion_forcing.data.parts import Parts
-from diffusion_forcing.data.pictures import Patches
-from diffusion_forcing.imitation import ActOptions, ImitationAgent
-from diffusion_forcing.optim import build
-from diffusion_forcing.recipes.imitation import IMITATION
-from diffusion_forcing.recipes.video import VIDEO
+from diffusion_forcing.engine.optim import build
+from diffusion_forcing.imitation.agent import ActOptions, ImitationAgent
+from diffusion_forcing.imitation.recipes import IMITATION
+from diffusion_forcing.imitation.tokens import Parts
+from diffusion_forcing.video.codec import Patches
+from diffusion_forcing.video.recipes import VIDEO
 
 WIDTH = 16
 

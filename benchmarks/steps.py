@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from diffusion_forcing.imitation import agent_for
-from diffusion_forcing.log import progress_bar
-from diffusion_forcing.report import COLOURS, figure
-from diffusion_forcing.run import SHIPPED, load_run, shipped
-from diffusion_forcing.tasks.imitation import Imitation
-from diffusion_forcing.tasks.swapping import Swapping, wilson
+from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.imitation.agent import agent_for
+from diffusion_forcing.imitation.swap.task import Swapping, wilson
+from diffusion_forcing.imitation.task import Imitation
 
 
 @dataclass(frozen=True)

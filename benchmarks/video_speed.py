@@ -15,8 +15,8 @@ import torch
 import tyro
 from torch import Generator
 
-from diffusion_forcing.run import SHIPPED, load_run, shipped
-from diffusion_forcing.tasks.video import Video
+from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.video.task import Video
 
 WAYS = {"one roll-out": (1, False), "one roll-out, compiled": (1, True), "eight at once": (8, False)}
 

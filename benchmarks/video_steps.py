@@ -12,11 +12,11 @@ from pathlib import Path
 
 import tyro
 
-from diffusion_forcing.log import progress_bar
-from diffusion_forcing.report import COLOURS, figure
-from diffusion_forcing.run import SHIPPED, load_run, shipped
-from diffusion_forcing.tasks.video import Folder, Video
-from diffusion_forcing.tasks.video_pictures import WINDOW, judge
+from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.video.figures import WINDOW, judge
+from diffusion_forcing.video.task import Folder, Video
 
 
 @dataclass(frozen=True)

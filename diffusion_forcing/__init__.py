@@ -14,7 +14,7 @@ from .model import Denoiser, DiffusionForcing
 from .parameterization import Prediction
 from .sampling import conveyor, rollout, sample, start, stream
 from .schedule import NoiseSchedule, cosine, linear, sigmoid
-from .step import ddim_step
+from .solver import ddim_step
 from .weighting import FusedSNR, MinSNR, Uniform
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """`python -m diffusion_forcing` is `dforce`; torchrun starts it this way."""
 
-from .cli import main
+from .engine.cli import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from .backbones import State
 from .model import Denoise, Denoiser, DiffusionForcing, join_states
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
-from .step import ddim_step
+from .solver import ddim_step
 
 Reward = Callable[[Tensor], Tensor]  # clean tokens (b, t, *event) -> score (b,)
 

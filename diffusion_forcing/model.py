@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from .backbones import Backbone, State
 from .checks import check_divides
-from .joints import Joints
 from .parameterization import Prediction, check_parameterization, target, to_prediction, with_x0
-from .pretrained import Pretrained
+from .preconditioning import Joints, Smoother
 from .schedule import NoiseSchedule, expand
-from .smoothing import Smoother
+from .serialization import Pretrained
 from .weighting import WEIGHTS, FusedSNR, Weight
 
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model

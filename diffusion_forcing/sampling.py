@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from . import fast
+from . import orders as fast
 from .backbones import RNN
 from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing, event_of
 from .schedule import NoiseSchedule, expand
-from .step import Hold, Path, Seen, ddim_step
+from .solver import Hold, Path, Seen, ddim_step
 
 How = Literal["path", "noise", "label"]
 

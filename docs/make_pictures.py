@@ -28,8 +28,8 @@ from diffusion_forcing import (
     start,
     trapezoid,
 )
+from diffusion_forcing.engine.report import COLOURS, draw_matrix, figure
 from diffusion_forcing.parameterization import with_x0
-from diffusion_forcing.report import COLOURS, draw_matrix, figure
 
 IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"
 LARGEST = 60_000  # bytes

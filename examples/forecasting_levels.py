@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from diffusion_forcing.forecaster import Forecaster
-from diffusion_forcing.report import COLOURS, figure
+from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.forecasting.forecaster import Forecaster
 
 
 def demand(days: int = 60, seed: int = 0) -> pd.DataFrame:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from diffusion_forcing import DiffusionForcing, pyramid, rollout
-from diffusion_forcing.config import Experiment, ModelConfig, RNNConfig, TrainConfig
-from diffusion_forcing.data.codec import Normalize
-from diffusion_forcing.data.sequences import Windows
-from diffusion_forcing.tasks import TaskData
-from diffusion_forcing.train import train
+from diffusion_forcing.codecs import Normalize
+from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
+from diffusion_forcing.engine.task import TaskData
+from diffusion_forcing.engine.train import train
+from diffusion_forcing.windows import Windows
 
 
 def my_array(number: int, seed: int) -> Tensor:

@@ -10,12 +10,12 @@ from oracles import seeded
 from torch import Tensor
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.config import ModelConfig, RNNConfig, TransformerConfig
-from diffusion_forcing.data.codec import Chain
-from diffusion_forcing.data.maze2d import FrameWindows, Transitions, collect, frames_of
-from diffusion_forcing.envs.maze2d import DT, GEAR, MASS, MAZES
+from diffusion_forcing.codecs import Chain
+from diffusion_forcing.engine.config import ModelConfig, RNNConfig, TransformerConfig
 from diffusion_forcing.levels import independent
-from diffusion_forcing.tasks import Maze2D
+from diffusion_forcing.planning.data import FrameWindows, Transitions, collect, frames_of
+from diffusion_forcing.planning.envs.maze2d import DT, GEAR, MASS, MAZES
+from diffusion_forcing.planning.task import Maze2D
 
 UMAZE = MAZES["umaze"]
 STACK, WIDTH = 10, 24

@@ -18,18 +18,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from diffusion_forcing.cli import main
-from diffusion_forcing.config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, replace
-from diffusion_forcing.data.codec import Normalize
-from diffusion_forcing.data.sequences import Windows
-from diffusion_forcing.envs.labyrinth import Labyrinth
-from diffusion_forcing.log import Log, read_log
-from diffusion_forcing.recipes import RECIPES
-from diffusion_forcing.tasks import Evaluation, Table, TaskData
-from diffusion_forcing.tasks.imitation import Imitation
-from diffusion_forcing.tasks.pushing import Pushing
-from diffusion_forcing.tasks.swapping import Swapping
-from diffusion_forcing.tasks.video import Video
+from diffusion_forcing.codecs import Normalize
+from diffusion_forcing.engine.cli import main
+from diffusion_forcing.engine.config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, replace
+from diffusion_forcing.engine.log import Log, read_log
+from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.engine.task import Evaluation, Table, TaskData
+from diffusion_forcing.imitation.pusht.task import Pushing
+from diffusion_forcing.imitation.swap.task import Swapping
+from diffusion_forcing.imitation.task import Imitation
+from diffusion_forcing.video.task import Video
+from diffusion_forcing.video.worlds.labyrinth import Labyrinth
+from diffusion_forcing.windows import Windows
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
@@ -58,7 +58,7 @@ WORDS = [
 
 def small(recipe: str = "composition", **changes) -> Experiment:
     """A recipe's experiment, made small, with `changes` as `replace` takes them."""
-    experiment = RECIPES[recipe]()
+    experiment = resolve(recipe)()
     for section, values in SMALL.items():
         part = experiment
         for name in section.split("__"):

@@ -5,9 +5,8 @@ import pytest
 import torch
 from oracles import seeded
 
-from diffusion_forcing.config import ModelConfig, RNNConfig
-from diffusion_forcing.tasks import Composition
-from diffusion_forcing.tasks.composition import CORNERS, shares, strays
+from diffusion_forcing.composition import CORNERS, Composition, shares, strays
+from diffusion_forcing.engine.config import ModelConfig, RNNConfig
 
 TASK = Composition(half=8, sampling_steps=4, trajectories=64)
 

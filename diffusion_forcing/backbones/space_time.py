@@ -15,8 +15,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
+from .flow_warp import Moved
 from .layers import LevelEmbedding, Modulated, zeroed
-from .moved import Moved
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the last tokens, (b, window-1, places, hidden) each: zeros where there were none yet
 

@@ -1,1 +1,0 @@
-"""What we compare with and is not a variant of ours."""

@@ -1,0 +1,274 @@
+"""Raw data to tokens and back: normalise, stack frames, whiten. Statistics are buffers, saved with the weights.
+
+A model never sees raw units and a metric never sees tokens: `encode` once on the way in, `decode` once on the way out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from .registry import load
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std, one mean and std for each number of a frame: (*event). A number that never varies keeps its scale."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float().contiguous())
+        self.register_buffer("std", std.float().contiguous())
+
+    def description(self) -> dict[str, Any]:
+        return {"shape": list(self.mean.shape)}
+
+    @classmethod
+    def from_description(cls, shape: list[int]) -> Normalize:
+        return cls(torch.zeros(shape), torch.ones(shape))
+
+    @classmethod
+    def fit(cls, x: Tensor) -> Normalize:
+        """From frames x (..., t, *event): statistics over all but the last axis."""
+        flat = _finite(x).reshape(-1, x.shape[-1]).double()
+        if len(flat) == 0:
+            raise ValueError("cannot normalise by empty data; give it at least one frame")
+        std = flat.std(0, unbiased=False)
+        return cls(flat.mean(0), torch.where(std > 0, std, torch.ones_like(std)))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return tokens * self.std + self.mean
+
+
+class Stack(nn.Module):
+    """`frames` frames side by side in one token: (b, t*frames, d) to (b, t, frames*d)."""
+
+    def __init__(self, frames: int) -> None:
+        super().__init__()
+        self.frames = frames
+
+    def description(self) -> dict[str, Any]:
+        return {"frames": self.frames}
+
+    @classmethod
+    def from_description(cls, frames: int) -> Stack:
+        return cls(frames)
+
+    @property
+    def stack(self) -> int:
+        """Frames in a token."""
+        return self.frames
+
+    def encode(self, x: Tensor) -> Tensor:
+        if x.shape[1] % self.frames:
+            raise ValueError(f"{x.shape[1]} frames do not fill tokens of {self.frames}; use a multiple of {self.frames}")
+        return rearrange(x, "b (t s) d -> b t (s d)", s=self.frames)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return rearrange(tokens, "b t (s d) -> b (t s) d", s=self.frames)
+
+
+class _Directions(nn.Module):
+    """Tokens turned to orthogonal directions: mean (d,), basis (d, kept)."""
+
+    mean: Tensor
+    basis: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("basis", basis.float().contiguous())
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return (tokens - self.mean) @ self.basis
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return tokens @ self.basis.T + self.mean
+
+
+class Whiten(_Directions):
+    """Rotate tokens to their principal directions and scale each to variance 1, dropping directions that do not vary.
+
+    Directions below `cut` times the largest standard deviation are null: what is dropped there is put back as the mean.
+    """
+
+    scale: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor, scale: Tensor) -> None:
+        super().__init__(mean, basis)
+        self.register_buffer("scale", scale.float())
+
+    def description(self) -> dict[str, Any]:
+        return {"shape": list(self.basis.shape)}
+
+    @classmethod
+    def from_description(cls, shape: tuple[int, int]) -> Whiten:
+        width, kept = shape
+        return cls(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
+
+    @classmethod
+    def fit(cls, tokens: Tensor, cut: float = 1e-3, keep: int | None = None) -> Whiten:
+        """From tokens (..., d). keep: at most that many directions."""
+        flat = _finite(tokens).reshape(-1, tokens.shape[-1]).double()
+        if len(flat) < 2:
+            raise ValueError(f"cannot whiten by {len(flat)} token(s); give it at least two")
+        mean = flat.mean(0)
+        values, vectors = torch.linalg.eigh((flat - mean).T @ (flat - mean) / len(flat))
+        std = values.clamp(min=0).sqrt().flip(0)
+        varies = int((std > cut * std[0]).sum())
+        if varies == 0:
+            raise ValueError("cannot whiten data that never vary")
+        number = varies if keep is None else min(keep, varies)
+        return cls(mean, vectors.flip(1)[:, :number], std[:number])
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        return super().encode(tokens) / self.scale
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        return super().decode(tokens * self.scale)
+
+
+class Rotate(_Directions):
+    """Rotate tokens to their `keep` principal directions. Units stay, so noise that is white before is white after.
+
+    What a token of several frames leaves out is what its other numbers say already: the dynamics that tie actions to states hold in
+    every token that is decoded. `variance` is that of each direction, which the model wants to know.
+    """
+
+    variance: Tensor
+
+    def __init__(self, mean: Tensor, basis: Tensor, variance: Tensor) -> None:
+        super().__init__(mean, basis)
+        self.register_buffer("variance", variance.float())
+
+    def description(self) -> dict[str, Any]:
+        return {"shape": list(self.basis.shape)}
+
+    @classmethod
+    def from_description(cls, shape: tuple[int, int]) -> Rotate:
+        width, kept = shape
+        return cls(torch.zeros(width), torch.zeros(width, kept), torch.ones(kept))
+
+    @classmethod
+    def fit(
+        cls, tokens: Tensor, keep: int | None = None, cut: float = 1e-3, groups: Sequence[Sequence[int]] | None = None,
+        first: Tensor | None = None,
+    ) -> Rotate:  # fmt: skip
+        """From tokens (..., d). keep: at most that many directions, of those that vary (see Whiten).
+
+        groups: numbers of a token that are rotated among themselves only, so that a direction does not mix, say, rows and columns;
+        `keep` is then of each group. first: a direction (d,) that each group begins with, as far as it lies in what is kept; principal
+        directions would mix it with others that vary as much.
+        """
+        groups = [range(tokens.shape[-1])] if groups is None else groups
+        flat = tokens.reshape(-1, tokens.shape[-1]).double()
+        mean = flat.mean(0)
+        columns = []
+        for group in groups:
+            part = list(group)
+            kept = Whiten.fit(tokens[..., part], cut, keep).basis.double()
+            if first is not None:
+                head = kept @ (kept.T @ first[part].double())
+                head = head / head.norm()
+                rest = kept - head[:, None] * (head @ kept)  # what is kept, without the first direction
+                inside = torch.linalg.svd(rest, full_matrices=False).U[:, : kept.shape[1] - 1]
+                spread = (flat[:, part] - mean[part]) @ inside
+                turn = torch.linalg.eigh(spread.T @ spread).eigenvectors.flip(1)
+                kept = torch.cat([head[:, None], inside @ turn], dim=1)
+            whole = torch.zeros(tokens.shape[-1], kept.shape[1], dtype=torch.float64)
+            whole[part] = kept
+            columns.append(whole)
+        basis = torch.cat(columns, dim=1)
+        return cls(mean, basis, ((flat - mean) @ basis).var(0, unbiased=False))
+
+
+class Chain(nn.Module):
+    """Codecs one after another."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def description(self) -> dict[str, Any]:
+        return {"parts": [describe_codec(part) for part in self.parts]}
+
+    @classmethod
+    def from_description(cls, parts: list[Any]) -> Chain:
+        return cls(*(build_codec(part) for part in parts if part is not None))
+
+    @property
+    def variance(self) -> Tensor | None:
+        """Of each number of a token, where the last part knows it."""
+        return getattr(self.parts[-1], "variance", None)
+
+    @property
+    def stack(self) -> int:
+        """Frames in a token."""
+        return math.prod(int(getattr(part, "stack", 1)) for part in self.parts)
+
+    def encode(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part.encode(x)  # type: ignore[operator]
+        return x
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        for part in reversed(self.parts):
+            tokens = part.decode(tokens)  # type: ignore[operator]
+        return tokens
+
+
+CODECS: dict[str, str] = {
+    "chain": "diffusion_forcing.codecs:Chain",
+    "stack": "diffusion_forcing.codecs:Stack",
+    "normalize": "diffusion_forcing.codecs:Normalize",
+    "whiten": "diffusion_forcing.codecs:Whiten",
+    "rotate": "diffusion_forcing.codecs:Rotate",
+    "pixels": "diffusion_forcing.video.codec:Pixels",
+    "patches": "diffusion_forcing.video.codec:Patches",
+    "painted": "diffusion_forcing.video.codec:Painted",
+    "parts": "diffusion_forcing.imitation.tokens:Parts",
+    "planes": "diffusion_forcing.imitation.image_tokens:Planes",
+}
+"""Codecs that can be saved with a model. Each has `description()`, plain JSON, and `from_description`, which makes an empty one from it."""
+
+
+def describe_codec(codec: Any) -> Any:
+    """Plain JSON from which `build_codec` makes an empty codec of the same shapes."""
+    if codec is None:
+        return None
+    kind = next((kind for kind, reference in CODECS.items() if reference == f"{type(codec).__module__}:{type(codec).__name__}"), None)
+    if kind is None:
+        known = ", ".join(reference.partition(":")[2] for reference in CODECS.values())
+        raise ValueError(f"a {type(codec).__name__} cannot be saved with a model; use one of {known}")
+    return {"kind": kind, **codec.description()}
+
+
+def build_codec(config: Any) -> Any:
+    """The codec that `describe_codec` described, its statistics still to be filled in."""
+    if config is None:
+        return None
+    kind = config.get("kind") if isinstance(config, dict) else None
+    if kind not in CODECS:
+        raise ValueError(f"the model's codec is {kind or config!r}, which this package does not have ({', '.join(CODECS)})")
+    try:
+        return load(CODECS[kind]).from_description(**{name: value for name, value in config.items() if name != "kind"})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the model's codec {kind!r} is not described properly: {error}") from error
+
+
+def _finite(x: Tensor) -> Tensor:
+    bad = ~torch.isfinite(x)
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(f"data hold {int(bad.sum())} NaN or infinite values, the first at index {where}; fill or drop them first")
+    return x

@@ -1,0 +1,205 @@
+"""Compositional generation (paper, section 4.3): the cross, and what forgetting makes of it.
+
+Trajectories run on a square from each corner to the opposite one and cross in the middle. A model that remembers where it came from
+reproduces the cross. The same model, planning half a trajectory at a time and remembering one point only, cannot tell at the middle
+where it came from: it stitches halves into V shapes that no trajectory of the data has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from .codecs import Normalize
+from .engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from .engine.task import Evaluation, Progress, Table, TaskData
+from .matrix import by_name
+from .windows import Windows
+
+if TYPE_CHECKING:
+    from .model import DiffusionForcing
+
+CORNERS = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
+ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners further round the square
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Trajectories across a square, and how they are sampled."""
+
+    half: int = 6
+    """Steps from a corner to the middle; a plan is that long, a trajectory twice that."""
+    spread: float = 0.05
+    """Standard deviation of where trajectories start and end, and of how they bend."""
+    trajectories: int = 4000
+    """Trajectories to train on."""
+    data_seed: int = 0
+    sampling_steps: int = 20
+    """Denoising steps a token."""
+    schedule: Literal["pyramid", "full_sequence", "autoregressive"] = "pyramid"
+    """Schedule matrix of a plan."""
+    slope: float = 20.0
+    """Of the pyramid: rows from one token's start to the next one's."""
+    stabilization: int = 0
+    """Level at which generated points join the memory."""
+
+    def __post_init__(self) -> None:
+        if self.half < 2 or self.trajectories < 4 or self.spread < 0:
+            raise ValueError(f"half >= 2, trajectories >= 4, spread >= 0; got {self.half}, {self.trajectories}, {self.spread}")
+
+    def trajectories_of(self, number: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Trajectories (n, 2 half + 1, 2), and the corner each starts from (n,)."""
+        generator = Generator().manual_seed(seed)
+        corner = torch.randint(0, 4, (number,), generator=generator)
+        jitter = self.spread * torch.randn(2, number, 1, 2, generator=generator)
+        begin, end = CORNERS[corner][:, None] + jitter[0], CORNERS[(corner + 2) % 4][:, None] + jitter[1]
+        u = torch.linspace(0, 1, 2 * self.half + 1)[:, None]
+        # Everyone is half way at half time, but some hurry at the ends and some in the middle.
+        hurry = 0.6 * torch.rand(number, 1, 1, generator=generator) - 0.3
+        pace = u + hurry * torch.sin(2 * torch.pi * u) / (2 * torch.pi)
+        bend = self.spread * torch.randn(number, 1, 1, generator=generator) * torch.sin(2 * torch.pi * u)
+        along = end - begin
+        across = torch.stack([-along[..., 1], along[..., 0]], dim=-1) / along.norm(dim=-1, keepdim=True)
+        return begin + pace * along + bend * across, corner
+
+    def data(self) -> TaskData:
+        """Half of the windows start anywhere on their trajectory: so the model also knows what follows a point without a past."""
+        train, _ = self.trajectories_of(self.trajectories, self.data_seed)
+        valid, _ = self.trajectories_of(512, self.data_seed + 1)
+        codec = Normalize.fit(train)
+        length = 2 * self.half + 1
+        return TaskData(Windows(codec.encode(train), length, crop=0.5), Windows(codec.encode(valid), length), codec)
+
+    def matrix(self, model: DiffusionForcing) -> Tensor:
+        """The schedule matrix of one plan."""
+        ladder = model.schedule.ladder(min(self.sampling_steps, model.schedule.levels))
+        return by_name(self.schedule, self.half, ladder, self.slope)
+
+    def generate(
+        self, model: DiffusionForcing, begin: Tensor, *, memory: bool, generator: Generator, progress: Progress | None = None
+    ) -> Tensor:
+        """Trajectories (n, 2 half + 1, 2) from start points (n, 2), in two plans of `half` points, with or without memory."""
+        from .sampling import rollout
+
+        codec = model.codec
+        assert codec is not None
+        length, done = 2 * self.half, 0
+
+        def told(tokens: int) -> None:
+            nonlocal done
+            done += tokens
+            if progress is not None:
+                progress("with memory" if memory else "without memory", done, length)
+
+        context = codec.encode(begin[:, None])  # type: ignore[operator]
+        tokens = rollout(
+            model, self.matrix(model), length, context, memory=None if memory else 1, stabilization=self.stabilization,
+            generator=generator, on_chunk=told,
+        )  # fmt: skip
+        return codec.decode(torch.cat([context, tokens], dim=1))  # type: ignore[operator]
+
+    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
+        data, corner = self.trajectories_of(samples, self.data_seed + 2 + seed)
+        generator = Generator().manual_seed(seed)
+        paths = {"data": data}
+        for name, memory in (("with memory", True), ("without memory", False)):
+            paths[name] = self.generate(model, data[:, 0], memory=memory, generator=generator, progress=progress)
+        own = strays(data)
+        metrics: dict[str, float] = {}
+        rows = []
+        for name, path in paths.items():
+            share = shares(path[:, -1], corner)
+            ratio = strays(path) / own
+            key = name.replace(" ", "_")
+            metrics |= {f"{key}/{end}": value for end, value in share.items()} | {f"{key}/stray_ratio": ratio}
+            rows.append((name, *(f"{share[end]:.1%}" for end in ("opposite", "adjacent", "start", "elsewhere")), f"{ratio:.2f}"))
+        heads = ("ends in corner", "opposite", "adjacent", "its own", "elsewhere", "straying")
+        picture = folder / "composition.png"
+        draw_paths(paths, corner, picture)
+        return Evaluation(
+            metrics,
+            (Table(f"Where {samples:,} trajectories end (straying: from the diagonals, over what the data stray)", heads, tuple(rows)),),
+            {str(picture.name): "Data, samples with memory, samples without: colours by the corner each starts from."},
+        )
+
+    def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
+        begin, corner = self.trajectories_of(samples, self.data_seed + 2 + seed)
+        generator = Generator().manual_seed(seed)
+        paths = {
+            name: self.generate(model, begin[:, 0], memory=memory, generator=generator, progress=progress)
+            for name, memory in (("with memory", True), ("without memory", False))
+        }
+        arrays, picture = folder / "samples.npz", folder / "samples.png"
+        np.savez(arrays, with_memory=paths["with memory"].numpy(), without_memory=paths["without memory"].numpy())
+        draw_paths(paths, corner, picture)
+        return [arrays, picture]
+
+
+def shares(ends: Tensor, corner: Tensor, near: float = 0.35) -> dict[str, float]:
+    """Share of end points (n, 2) within `near` of the corner opposite to where they started, adjacent to it, that corner, or none."""
+    distance = (ends[:, None] - CORNERS).norm(dim=-1)
+    nearest = distance.min(dim=1)
+    turned = (nearest.indices - corner) % 4
+    here = nearest.values < near
+    count = dict.fromkeys(ENDS, 0.0)
+    for turns, end in enumerate(ENDS):
+        count[end] += float((here & (turned == turns)).float().mean())
+    return count | {"elsewhere": float((~here).float().mean())}
+
+
+def strays(paths: Tensor) -> float:
+    """Root mean square distance of points (n, t, 2) from the nearer diagonal of the square."""
+    to_diagonals = torch.stack([paths[..., 0] - paths[..., 1], paths[..., 0] + paths[..., 1]]) / 2**0.5
+    return float((to_diagonals.abs().min(0).values ** 2).mean().sqrt())
+
+
+def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, most: int = 160) -> None:
+    """Trajectories side by side, one panel a name, coloured by the corner they start from."""
+    from .engine.report import COLOURS, figure
+
+    with figure(file, width=4.2 * len(paths), height=4.6) as fig:
+        axes = fig.subplots(1, len(paths), squeeze=False)[0]
+        for ax, (name, path) in zip(axes, paths.items(), strict=True):
+            for one, start in zip(path[:most], corner[:most].tolist(), strict=True):
+                ax.plot(one[:, 0], one[:, 1], color=COLOURS[start], lw=0.8, alpha=0.25)
+            # The first from each corner, drawn heavily: so that one sees whole trajectories, not only the crowd.
+            for start in range(4):
+                one = path[corner == start][:1]
+                ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color="white", lw=4.5, zorder=3)
+                ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color=COLOURS[start], lw=2.6, zorder=3)
+            ends = path[:most, -1]
+            ax.scatter(ends[:, 0], ends[:, 1], c=[COLOURS[c] for c in corner[:most].tolist()], s=9, zorder=4)
+            ax.set(title=name, xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
+        fig.text(
+            0.5,
+            0.02,
+            "coloured by the corner they start from; dots: where they end; heavy: the first trajectory from each corner",
+            ha="center",
+            fontsize=9,
+        )
+
+
+def composition() -> Experiment:
+    """Cross-shaped trajectories; with memory a cross, without memory V shapes. About a minute on two cores."""
+    return Experiment(
+        task=Composition(),
+        model=ModelConfig(RNNConfig(hidden=96, layers=1), parameterization="v"),
+        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
+    )
+
+
+def composition_transformer() -> Experiment:
+    """The same with a causal transformer."""
+    return Experiment(
+        task=Composition(),
+        model=ModelConfig(TransformerConfig(hidden=96, layers=3, heads=3), parameterization="v"),
+        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
+    )
+
+
+COMPOSITION = {"composition": composition, "composition-transformer": composition_transformer}

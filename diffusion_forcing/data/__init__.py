@@ -1,1 +1,0 @@
-"""Data: sequences cut into windows, and codecs between raw data and tokens."""

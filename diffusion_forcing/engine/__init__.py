@@ -1,0 +1,1 @@
+"""The engine: training, runs, figures and the command line. It knows no domain but by name (`engine.recipes`)."""

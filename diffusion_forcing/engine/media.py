@@ -1,0 +1,380 @@
+"""Films and sheets of frames: uint8 (t, h, w, 3) to .mp4, .gif or .webp as they come, and clips side by side on one page.
+
+.gif and .webp are put together here from Pillow's stills, one at a time: Pillow's own animations keep every frame until the end.
+.webp keeps each pixel as it is, .gif 256 colours a frame, .mp4 (H.264, by PyAV) is the smallest and near the truth.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import check_counts
+
+Frames = NDArray[np.uint8]
+ENDINGS = (".mp4", ".gif", ".webp")
+LARGEST = {".mp4": 16384, ".gif": 65535, ".webp": 16383}
+"""Height and width that the formats, or the encoder, end at."""
+FASTEST = {".mp4": 1000, ".gif": 50, ".webp": 1000}
+"""Frames a second. Of a gif that asks for more than 50, browsers show 10."""
+BAND = 14
+"""Height of the names above films, in pixels."""
+GAP = 2
+PAGE = 30_000
+"""The longest side of a sheet, in pixels."""
+
+
+class Film:
+    """A file to which frames are added: `with Film("walk.mp4", fps=15, scale=4) as film: film.add(frames)`.
+
+    Memory does not grow with the frames. The file has its name once it is whole: after an error, or in the midst of writing, what was
+    there before is there still. scale: each pixel becomes a square of scale x scale. An .mp4 has even sides, so that a last odd row or
+    column stands twice.
+    """
+
+    def __init__(self, path: str | Path, fps: float = 15, scale: int = 1) -> None:
+        self.path = Path(path)
+        self.frames = 0
+        ending = self.path.suffix.lower()
+        if ending not in ENDINGS:
+            raise ValueError(f"films are written as {', '.join(ENDINGS)}; got {self.path.name}, choose one of these")
+        if not (math.isfinite(fps) and 0.01 <= fps <= FASTEST[ending]):
+            raise ValueError(f"fps of {ending} is from 0.01 to {FASTEST[ending]} frames a second; got {fps}")
+        if int(scale) != scale:
+            raise ValueError(f"scale repeats pixels a whole number of times; got {scale}")
+        check_counts(scale=scale)
+        if ending == ".mp4":
+            import_av()  # now, rather than after the first frame has been computed
+        self._ending, self._fps, self._scale = ending, fps, int(scale)
+        self._shape: tuple[int, ...] | None = None
+        self._file: IO[bytes] | None = None
+        self._writer: _Gif | _Webp | _Mp4 | None = None
+        self._closed = False
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def add(self, frames: ArrayLike) -> None:
+        """Write frames (t, h, w, 3), or one (h, w, 3). The first decides the size of all."""
+        if self._closed:
+            raise ValueError(f"{self.path.name} is closed; add frames before, or begin another film")
+        array = as_frames(frames)
+        if self._shape is None and len(array):
+            self._open(array.shape[1:])
+        if len(array) and array.shape[1:] != self._shape:
+            raise ValueError(f"the frames of a film have one size; {self.path.name} began with {self._shape}, now came {array.shape[1:]}")
+        try:
+            for frame in array:
+                assert self._writer is not None
+                self._writer.add(frame, self._scale)
+                self.frames += 1
+        except BaseException:
+            self.discard()  # a frame may be half written: nothing can follow it
+            raise
+
+    def close(self) -> None:
+        """Finish the file and give it its name."""
+        if self._closed:
+            return
+        if self._writer is None or self._file is None:
+            self._closed = True
+            raise ValueError(f"{self.path.name} has no frames; add one at least")
+        try:
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(self._temporary, 0o666 & ~umask)  # a temporary file is for its owner alone
+            os.replace(self._temporary, self.path)
+            self._closed = True
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Forget what was written. A film that was closed stays."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._file is None:
+            return
+        if isinstance(self._writer, _Mp4):
+            self._writer.drop()
+        self._file.close()
+        Path(self._temporary).unlink(missing_ok=True)
+
+    def _open(self, shape: tuple[int, ...]) -> None:
+        height, width = shape[0] * self._scale, shape[1] * self._scale
+        if max(height, width) > LARGEST[self._ending]:
+            raise ValueError(f"a {self._ending} has at most {LARGEST[self._ending]} pixels a side; got {height} x {width}, make it smaller")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own: two writers of one film would else write into one another.
+        number, self._temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
+        self._file, self._shape = os.fdopen(number, "w+b"), shape
+        fps = Fraction(self._fps).limit_denominator(100_000)
+        try:
+            if self._ending == ".mp4":
+                self._writer = _Mp4(self._temporary, height, width, fps)  # by name: it reads what it wrote, to move it
+            else:
+                self._writer = (_Gif if self._ending == ".gif" else _Webp)(self._file, height, width, fps)
+        except BaseException:
+            self.discard()
+            raise
+
+
+def as_frames(frames: ArrayLike) -> Frames:
+    """(t, h, w, 3) from that or from one frame (h, w, 3); anything but bytes of three colours is refused."""
+    array = np.asarray(frames)
+    if array.dtype != np.uint8:
+        raise ValueError(f"frames are uint8, 0 to 255; got {array.dtype}, convert them: (255 * x).round().clip(0, 255) of numbers 0 to 1")
+    if array.ndim not in (3, 4) or array.shape[-1] != 3 or 0 in array.shape[-3:]:
+        raise ValueError(f"frames have the shape (t, h, w, 3), one (h, w, 3); got {array.shape}")
+    return array if array.ndim == 4 else array[None]
+
+
+def import_av() -> Any:
+    """PyAV, which reads and writes mp4."""
+    try:
+        import av
+    except ImportError as error:
+        raise ImportError("mp4 needs PyAV: pip install 'diffusion_forcing[video]', or use .webp or .gif, which do not") from error
+    return av
+
+
+def film_name(stem: str) -> str:
+    """stem.mp4, or stem.gif where PyAV is missing."""
+    try:
+        import_av()
+    except ImportError:
+        return f"{stem}.gif"
+    return f"{stem}.mp4"
+
+
+def write_film(folder: Path, stem: str, frames: ArrayLike, fps: float = 15, scale: int = 1) -> str:
+    """Frames (t, h, w, 3) that are all there, as a film in a folder. Returns the name of its file."""
+    name = film_name(stem)
+    with Film(folder / name, fps=fps, scale=scale) as film:
+        film.add(frames)
+    return name
+
+
+def _enlarge(frame: NDArray[Any], scale: int) -> NDArray[Any]:
+    return frame if scale == 1 else frame.repeat(scale, axis=0).repeat(scale, axis=1)
+
+
+class _Clock:
+    """How long each frame stands in whole ticks, such that the film as a whole keeps time."""
+
+    def __init__(self, fps: Fraction, ticks: int) -> None:
+        self._each, self._shown = Fraction(ticks) / fps, 0
+
+    def next(self) -> int:
+        before = round(self._shown * self._each)
+        self._shown += 1
+        return round(self._shown * self._each) - before
+
+
+class _Gif:
+    """Stills, each with a colour table of its own, behind one another."""
+
+    def __init__(self, file: IO[bytes], height: int, width: int, fps: Fraction) -> None:
+        self._file, self._clock = file, _Clock(fps, 100)
+        file.write(b"GIF89a" + width.to_bytes(2, "little") + height.to_bytes(2, "little") + bytes(3))
+        file.write(b"!\xff\x0bNETSCAPE2.0\x03\x01\0\0\0")  # again and again
+
+    def add(self, frame: Frames, scale: int) -> None:
+        from PIL import Image
+
+        few = Image.fromarray(frame).quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        indices = _enlarge(np.asarray(few), scale)
+        image = Image.frombytes("P", (indices.shape[1], indices.shape[0]), indices.tobytes())
+        image.putpalette(few.getpalette() or [])
+        still = BytesIO()
+        image.save(still, "GIF", interlace=False)
+        data = still.getvalue()
+        size = data[10] & 7  # of the still's colour table, 2 to the size + 1 colours
+        at = 13 + 3 * 2 ** (size + 1)
+        table = data[13:at]
+        while data[at : at + 1] == b"!":  # extensions: two bytes, then blocks that begin with their length, the last of which is 0
+            at += 2
+            while data[at]:
+                at += data[at] + 1
+            at += 1
+        assert (data[at : at + 1], data[at + 9], data[-1:]) == (b",", 0, b";")
+        stands = min(self._clock.next(), 65535).to_bytes(2, "little")
+        self._file.write(b"!\xf9\x04\x04" + stands + b"\0\0")
+        self._file.write(data[at : at + 9] + bytes([0x80 | size]) + table + data[at + 10 : -1])
+
+    def close(self) -> None:
+        self._file.write(b";")
+
+
+class _Webp:
+    """Lossless stills in one container, whose length is filled in at the end."""
+
+    def __init__(self, file: IO[bytes], height: int, width: int, fps: Fraction) -> None:
+        from PIL import features
+
+        if not features.check("webp"):
+            raise ImportError("this Pillow was built without webp; write .gif or .mp4, or install Pillow's own wheel")
+        self._file, self._clock = file, _Clock(fps, 1000)
+        self._sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+        file.write(b"RIFF\0\0\0\0WEBP" + _chunk(b"VP8X", b"\x02\0\0\0" + self._sides))  # 2: it moves
+        file.write(_chunk(b"ANIM", bytes(6)))  # again and again
+
+    def add(self, frame: Frames, scale: int) -> None:
+        from PIL import Image
+
+        still = BytesIO()
+        Image.fromarray(_enlarge(frame, scale)).save(still, "WEBP", lossless=True, quality=50, method=2)
+        picture = still.getvalue()[12:]
+        assert picture[:4] == b"VP8L"
+        stands = min(self._clock.next(), 2**24 - 1).to_bytes(3, "little")
+        self._file.write(_chunk(b"ANMF", bytes(6) + self._sides + stands + b"\x02" + picture))  # 2: covers what was there
+
+    def close(self) -> None:
+        length = self._file.tell()
+        self._file.seek(4)
+        self._file.write((length - 8).to_bytes(4, "little"))
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return name + len(content).to_bytes(4, "little") + content + bytes(len(content) % 2)
+
+
+class _Mp4:
+    """H.264 by PyAV, with the table of contents in front, so that it plays while it loads."""
+
+    def __init__(self, name: str, height: int, width: int, fps: Fraction) -> None:
+        self._av = import_av()
+        self._odd = ((0, height % 2), (0, width % 2), (0, 0))
+        self._container = self._av.open(name, "w", format="mp4", options={"movflags": "faststart"})
+        # One thread: the bytes do not depend on the machine, and small frames gain nothing from more.
+        self._stream = self._container.add_stream("libx264", rate=fps, options={"crf": "16", "preset": "medium", "threads": "1"})
+        self._stream.width, self._stream.height, self._stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+
+    def add(self, frame: Frames, scale: int) -> None:
+        pixels = np.pad(_enlarge(frame, scale), self._odd, mode="edge")
+        self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def drop(self) -> None:
+        try:
+            self._container.close()  # it writes to the file, which is about to go
+        except Exception:
+            return  # the error on the way here is the one to tell
+
+
+def side_by_side(films: Sequence[tuple[str, ArrayLike]], scale: int = 1) -> Frames:
+    """Frames (t, BAND + h, w, 3) of films next to one another, their names above. One that ends before the others stands still."""
+    if not films:
+        raise ValueError("side by side stand one film or more; got none")
+    check_counts(scale=scale)
+    arrays = [as_frames(frames) for _, frames in films]
+    empty = next((name for (name, _), array in zip(films, arrays, strict=True) if not len(array)), None)
+    if empty is not None:
+        raise ValueError(f"{empty!r} has no frames; give one at least, or leave it out")
+    length, height = max(map(len, arrays)), scale * max(array.shape[1] for array in arrays)
+    widths = [scale * array.shape[2] for array in arrays]
+    page = np.full((length, BAND + height, sum(widths) + GAP * (len(films) - 1), 3), 255, dtype=np.uint8)
+    left = 0
+    for (name, _), array, width in zip(films, arrays, widths, strict=True):
+        right = left + width
+        page[:, :BAND, left:right] = _band(name, width)
+        shown = array.repeat(scale, axis=1).repeat(scale, axis=2)
+        page[: len(array), BAND : BAND + shown.shape[1], left:right] = shown
+        page[len(array) :, BAND : BAND + shown.shape[1], left:right] = shown[-1]
+        left = right + GAP
+    return page
+
+
+def _band(name: str, width: int) -> Frames:
+    """A name in black on white, (BAND, width, 3); what does not fit is cut off."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (width, BAND), "white")
+    ImageDraw.Draw(image).text((1, 1), name, fill="black", font=ImageFont.load_default())
+    return np.asarray(image)
+
+
+def contact_sheet(clips: ArrayLike, path: str | Path, names: Sequence[str] | None = None, every: int = 1, mark: int | None = None) -> None:
+    """Draw clips (n, t, h, w, 3) as a PNG: a row a clip, a column each `every` frames, the frame's number above.
+
+    mark: how many frames at the start are context: these are framed in blue, those that follow in red.
+    """
+    from ..files import write_atomically
+    from .report import COLOURS, STYLE
+
+    file, array = Path(path), np.asarray(clips)
+    if file.suffix.lower() != ".png":
+        raise ValueError(f"sheets are written as .png; got {file.name}")
+    if array.ndim != 5 or 0 in array.shape:
+        raise ValueError(f"clips have the shape (n, t, h, w, 3), none of them 0; got {array.shape}")
+    n, t = array.shape[:2]
+    as_frames(array[0])
+    check_counts(every=every)
+    if names is not None and len(names) != n:
+        raise ValueError(f"a sheet of {n} clips has as many names; got {len(names)}")
+    if mark is not None and not 0 <= mark <= t:
+        raise ValueError(f"mark counts the frames that are context, from 0 to {t}; got {mark}")
+    times = range(0, t, every)
+    zoom = max(1, round(96 / max(array.shape[2:4])))  # small frames are enlarged until they can be seen
+    gap = 6
+    high, wide = array.shape[2] * zoom + gap, array.shape[3] * zoom + gap
+    if max(n * high, len(times) * wide) > PAGE:
+        raise ValueError(f"a sheet has at most {PAGE} pixels a side; {n} clips of {len(times)} frames have {n * high} x "
+                         f"{len(times) * wide}, draw fewer clips, or fewer frames with `every`")  # fmt: skip
+    page = np.full((n * high, len(times) * wide, 3), 255, dtype=np.uint8)
+    for row in range(n):
+        for column, time in enumerate(times):
+            if mark is not None:
+                colour = COLOURS[0] if time < mark else COLOURS[1]
+                page[row * high + 1 : (row + 1) * high - 1, column * wide + 1 : (column + 1) * wide - 1] = _rgb(colour)
+            top, left = row * high + gap // 2, column * wide + gap // 2
+            page[top : top + high - gap, left : left + wide - gap] = _enlarge(array[row, time], zoom)
+
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    dpi = 100
+    margin = 0 if names is None else 10 + 7 * max(map(len, names))
+    height, width = page.shape[0] + 24, page.shape[1] + margin
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(width / dpi, height / dpi), dpi=dpi)
+        FigureCanvasAgg(fig)
+        fig.figimage(page, xo=margin, yo=0, origin="upper")  # a pixel is a pixel
+        for column, time in enumerate(times):
+            colour = "black" if mark is None else COLOURS[0] if time < mark else COLOURS[1]
+            across = (margin + (column + 0.5) * wide) / width
+            fig.text(across, 1 - 12 / height, str(time), ha="center", va="center", fontsize=8, color=colour)
+        for row, name in enumerate(names or ()):
+            down = (24 + (row + 0.5) * high) / height
+            fig.text((margin - 6) / width, 1 - down, name, ha="right", va="center", fontsize=8, parse_math=False)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # "savefig.bbox" of a user's own settings would cut the page.
+        write_atomically(file, lambda temporary: fig.savefig(temporary, format="png", dpi=dpi, bbox_inches=None))
+
+
+def _rgb(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]

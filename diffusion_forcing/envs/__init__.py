@@ -1,1 +1,0 @@
-"""What we simulate. `maze2d` needs NumPy only; `gym` offers it to Gymnasium."""

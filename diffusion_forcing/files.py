@@ -1,0 +1,56 @@
+"""Files: written in one move, read with a clear error, and kept in one cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+
+STALE = 3600.0  # seconds after which a file half written was left by a process that was killed
+
+
+def cache_folder() -> Path:
+    """Where made data are kept: $DFORCE_CACHE, or dforce in the user's cache folder."""
+    base = os.environ.get("DFORCE_CACHE")
+    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dforce"
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a write that was killed
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > STALE:
+                left.unlink()
+    # A name of this writer's own: two may write the same file at once.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone; a model is for whoever may read the folder
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:
+    """Tensors of a safetensors file, or an error that says the file is damaged."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        size = os.path.getsize(path)
+        raise ValueError(
+            f"{path} ({size:,} bytes) is truncated, damaged or not a safetensors file: {error}. Copy or train it again."
+        ) from error

@@ -1,0 +1,1 @@
+"""Push-T: a disc pushes a T-shaped block onto its outline."""

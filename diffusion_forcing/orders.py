@@ -1,0 +1,168 @@
+"""The same samples, sooner: orders of work that a causal model allows. Each gives the numbers of the plain loop.
+
+Cell (m, t) of the grid, row m and token t, needs only the latent of (m, t-1) and the token of (m-1, t). So all cells of an
+anti-diagonal are independent (`wavefront`), tokens still waiting at the right need not be looked at, and tokens settled at the left
+need be read only once (`windowed`, and `wavefront` too).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from .backbones import RNN, SpaceTime
+from .model import Denoiser
+from .schedule import expand
+from .solver import Amplitudes, Hold, Path, Seen, amplitudes, ddim_step, step_between
+
+
+def windowed(
+    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
+) -> Seen:
+    """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves.
+
+    A token that comes alone always has the same past, which a backbone may work out once (`ready`).
+    """
+    model = denoise.model
+    cond, state = denoise.bound(len(x))
+    if x.shape[1] == 1 and isinstance(model.backbone, SpaceTime):
+        state = model.backbone.ready(x, state, cond)
+    moves = _moves(matrix, hold, model.schedule.levels)
+    settled = _settled(moves)
+    x, seen, level = x.clone(), x.clone(), matrix[0].clone()
+    done = 0
+    for row, k in enumerate(matrix[:-1]):
+        last = moves[row].nonzero()
+        if len(last) == 0:
+            continue
+        k_next, first, end = matrix[row + 1], int(settled[row]), int(last[-1]) + 1
+        if first > done:
+            known = slice(done, first)
+            state = model.absorb(x[:, known], _cut(cond, known), state, level=k[known])
+            done = first
+        noise = _draw(x, eta, hold, generator)
+        now = slice(done, end)
+        pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
+        x[:, now] = ddim_step(
+            model.schedule,
+            x[:, now],
+            pred,
+            k[now],
+            k_next[now],
+            eta=eta,
+            hold=hold,
+            path=path,
+            noise=None if noise is None else noise[:, now],
+        )
+        high = k_next[now] >= lift
+        seen[:, now] = torch.where(expand(high, x), x[:, now], seen[:, now])
+        level[now] = torch.where(high, k_next[now], level[now])
+    return Seen(x, seen, level)
+
+
+def wavefront(
+    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
+) -> Seen:
+    """For the RNN: all cells that depend on nothing unfinished at once. M+T-1 steps where the plain loop takes M*T."""
+    model = denoise.model
+    rnn, schedule = model.backbone, model.schedule
+    assert isinstance(rnn, RNN)
+    cond, state = denoise.bound(len(x))
+    b, t = x.shape[:2]
+    moves = _moves(matrix, hold, schedule.levels)
+    # z[:, i] is the latent before token i, as the latest row to reach it left it.
+    z = rnn.start(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
+    if state is not None:
+        z[:, 0] = state
+    cond = x.new_zeros(b, t, 0) if cond is None else cond
+    x, seen, level = x.clone(), x.clone(), matrix[0].clone()
+    noises: dict[int, Tensor | None] = {}
+    drawn = 0
+    acting = moves.any(1).tolist()
+    waves = _waves(moves)
+    if not waves:
+        return Seen(x, x, matrix[-1])
+    # What depends on levels alone is looked up for all cells at once, wave after wave in one row.
+    all_rows, all_tokens = torch.cat([rows for rows, _ in waves]), torch.cat([tokens for _, tokens in waves])
+    sizes = [len(rows) for rows, _ in waves]
+    k_all, k_next_all = matrix[all_rows, all_tokens], matrix[all_rows + 1, all_tokens]
+    known, which = k_all.unique(return_inverse=True)
+    embedded = rnn.level(known)[which].split(sizes)  # a few levels, many cells: embed each level once
+    levels = [Amplitudes(*parts) for parts in zip(*(part.split(sizes) for part in amplitudes(schedule, k_all, k_next_all, x)), strict=True)]
+    for wave, (rows, tokens) in enumerate(waves):
+        while drawn <= int(rows.max()):  # rows draw their noise in order, as the plain loop does
+            if acting[drawn]:
+                noises[drawn] = _draw(x, eta, hold, generator)
+            drawn += 1
+        now = x[:, tokens]
+        feature = rnn.encode(model.scaled(now, levels[wave].alpha, levels[wave].sigma), embedded[wave], cond[:, tokens])
+        feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
+        pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, levels[wave].alpha, levels[wave].sigma)
+        noise = None
+        if eta > 0 or hold == "resample":
+            noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
+            noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
+        stepped = step_between(now, pred, levels[wave], eta=eta, hold=hold, noise=noise, path=path)
+        z[:, tokens + 1] = after.unflatten(0, (b, -1))
+        x[:, tokens] = stepped
+        if lift:
+            k_next = matrix[rows + 1, tokens]
+            high = k_next >= lift
+            seen[:, tokens] = torch.where(expand(high, stepped), stepped, seen[:, tokens])
+            level[tokens] = torch.where(high, k_next, level[tokens])
+    return Seen(x, seen, level) if lift else Seen(x, x, matrix[-1])
+
+
+def _moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
+    """(m, t), True where a step gives the token a new value."""
+    falls = matrix[1:] < matrix[:-1]
+    if hold == "keep":
+        return falls
+    return falls | ((matrix[:-1] > 0) & (matrix[:-1] < levels))
+
+
+def _settled(moves: Tensor) -> Tensor:
+    """(m,), how many tokens from the left move neither in this row nor in any later one."""
+    later = moves.flip(0).cummax(0).values.flip(0)
+    return (~later).long().cumprod(1).sum(1)
+
+
+def _waves(moves: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Cells (rows, tokens) to compute together, wave after wave.
+
+    A row computes from its first token that moves, or whose latent is out of date, to its last one that moves. A cell waits for the
+    latent at its left, for its own token's last step, and for the reader of the latent that it is about to replace.
+    """
+    m, t = moves.shape
+    where = moves.cpu().nonzero()
+    spans: dict[int, list[int]] = {}
+    for row, token in where.tolist():
+        spans.setdefault(row, []).append(token)
+    written, read = [0] * (t + 1), [0] * (t + 1)  # by latent: z[i] is before token i
+    stepped = [0] * t
+    valid = 0  # latents before tokens 0..valid are those of the current tokens
+    waves: list[tuple[list[int], list[int]]] = []
+    for row in range(m):
+        moving = spans.get(row)
+        if not moving:
+            continue
+        for token in range(min(valid, moving[0]), moving[-1] + 1):
+            wave = max(written[token] + 1, stepped[token] + 1, read[token + 1])
+            written[token + 1] = stepped[token] = read[token] = wave
+            while len(waves) < wave:
+                waves.append(([], []))
+            waves[wave - 1][0].append(row)
+            waves[wave - 1][1].append(token)
+        valid = moving[0]
+    device = moves.device
+    return [(torch.tensor(rows, device=device), torch.tensor(tokens, device=device)) for rows, tokens in waves]
+
+
+def _draw(x: Tensor, eta: float, hold: Hold, generator: Generator | None) -> Tensor | None:
+    if eta == 0 and hold == "keep":
+        return None
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+
+
+def _cut(cond: Tensor | None, tokens: slice) -> Tensor | None:
+    return None if cond is None else cond[:, tokens]

@@ -1,0 +1,1 @@
+"""Planners that we compare with and that are no variants of ours."""

@@ -1,0 +1,192 @@
+"""The mazes as Gymnasium environments: one ball (`Maze2DEnv`), or many that are stepped at once (`Maze2DVectorEnv`).
+
+Importing this module registers them, so that `gymnasium.make("diffusion_forcing.planning.envs.gym:diffusion_forcing/Maze2D-Large-v0")`
+works without importing it first. Names: UMaze, Medium and Large; with `Multi-` before them a goal is drawn for each episode.
+
+Observations are (4,): position and velocity. Actions are (2,): the force along rows and along columns, in [-1, 1] (clipped). The reward
+is 1 after a step that ends within 0.5 of the goal. Episodes never terminate; they are truncated after 300, 600 or 800 steps. `info`
+holds the goal (2,) and whether the ball touched a wall. `reset(options={"start": ..., "goal": ...})` chooses them for one episode.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import gymnasium
+    from gymnasium.vector import VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError as error:
+    raise ImportError("the mazes as Gymnasium environments need its package: pip install 'diffusion_forcing[planning]'") from error
+
+from .maze2d import DT, GOAL_RADIUS, MAX_SPEED, OFFSET, RADIUS, Array, Balls, Bools, Maze, check_inside
+
+PIXELS = 40
+"""Of a picture, for each side of a cell."""
+SPEED_BOUND = 2 * MAX_SPEED
+"""No component of an observed velocity reaches it: a ball in free flight stays below 5.23, one that a corner throws aside below 8."""
+WALL, FLOOR, GOAL, BALL = (60, 64, 72), (250, 250, 247), (36, 150, 80), (33, 102, 190)
+_LINE = 0.04
+_METADATA = {"render_modes": ["rgb_array"], "render_fps": round(1 / DT)}
+_MODES = getattr(gymnasium.vector, "AutoresetMode", None)  # Gymnasium 1.0 has no such name: there the next step always resets
+
+
+class Maze2DEnv(gymnasium.Env[Array, NDArray[np.float32]]):
+    """One ball. maze: umaze, medium, large or a Maze; multi: a goal is drawn for each episode, instead of the maze's own."""
+
+    metadata = _METADATA
+
+    def __init__(self, maze: Maze | str = "umaze", multi: bool = False, render_mode: str | None = None) -> None:
+        self.balls = Balls(maze, multi=multi, seed=None)
+        self.observation_space, self.action_space = _spaces(self.balls.maze)
+        self.render_mode = _known(render_mode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Observation (4,) and info. options: "start" and "goal", (2,) each; what is not given is drawn."""
+        super().reset(seed=seed)
+        return _begin(self.balls, self.np_random, options)[0], self._info(False)
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """Observation (4,), reward, False, whether the episode is over, and info."""
+        observation, reward, touched = self.balls.step(_checked(action, (2,))[None])
+        return observation[0], float(reward[0]), False, self.balls.time >= self.balls.maze.steps, self._info(bool(touched[0]))
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """A picture (height, width, 3) from above, rows downwards; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return picture(self.balls.maze, self.balls.position[0], self.balls.goal[0])
+
+    def _info(self, touched: bool) -> dict[str, Any]:
+        return {"goal": self.balls.goal[0].copy(), "touched": touched}
+
+
+class Maze2DVectorEnv(VectorEnv[Array, NDArray[np.float32], Any]):
+    """num_envs balls that share a clock, so that all are truncated at once; the step after that ignores its actions and resets all."""
+
+    metadata = _METADATA if _MODES is None else {**_METADATA, "autoreset_mode": _MODES.NEXT_STEP}
+
+    def __init__(self, maze: Maze | str = "umaze", num_envs: int = 1, multi: bool = False, render_mode: str | None = None) -> None:
+        if num_envs < 1:
+            raise ValueError(f"a vector environment holds at least one ball; got num_envs={num_envs}")
+        self.balls = Balls(maze, num_envs, multi=multi, seed=None)
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _spaces(self.balls.maze)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.render_mode = _known(render_mode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
+        """Observations (n, 4) and info. options: "start" and "goal", (2,) for all or (n, 2); what is not given is drawn.
+
+        One seed serves all balls: other than with Gymnasium's own vector environments, ball i is not one seeded with seed + i.
+        """
+        super().reset(seed=seed)
+        observation = _begin(self.balls, self.np_random, options)
+        return observation, self._info(np.zeros(self.num_envs, dtype=bool))
+
+    def step(self, actions: Any) -> tuple[Array, Array, Bools, Bools, dict[str, Any]]:
+        """Observations (n, 4), rewards, terminations and truncations (n,) and info, after actions (n, 2)."""
+        actions = _checked(actions, (self.num_envs, 2))
+        nobody = np.zeros(self.num_envs, dtype=bool)
+        if self.balls.time >= self.balls.maze.steps:
+            observation, info = self.reset()
+            return observation, np.zeros(self.num_envs), nobody, nobody.copy(), info
+        observation, reward, touched = self.balls.step(actions)
+        over = np.full(self.num_envs, self.balls.time >= self.balls.maze.steps)
+        return observation, reward, nobody, over, self._info(touched)
+
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
+        """A picture (height, width, 3) of each ball in its maze; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return tuple(picture(self.balls.maze, *both) for both in zip(self.balls.position, self.balls.goal, strict=True))
+
+    def _info(self, touched: Bools) -> dict[str, Any]:
+        info = {"goal": self.balls.goal.copy(), "touched": touched}
+        return {**info, **{f"_{name}": np.ones(self.num_envs, dtype=bool) for name in info}}  # the masks that Gymnasium's wrappers read
+
+
+def picture(maze: Maze, position: Array, goal: Array) -> NDArray[np.uint8]:
+    """The maze from above (height, width, 3), rows downwards: walls, the ball at position (2,) and a ring around the goal (2,)."""
+    walls = maze.walls.repeat(PIXELS, 0).repeat(PIXELS, 1)
+    canvas = np.where(walls[..., None], WALL, FLOOR).astype(float)
+    rows, columns = (((np.arange(size) + 0.5) / PIXELS - 0.5 - OFFSET) for size in walls.shape)  # of pixels, in the frame of positions
+
+    def paint(distance: Array, colour: tuple[int, int, int]) -> None:
+        """Colours what lies within an edge, given the signed distance of each pixel to it; a pixel on the edge is mixed."""
+        share = np.clip(0.5 - distance * PIXELS, 0, 1)[..., None]
+        canvas[:] = (1 - share) * canvas + share * np.array(colour)
+
+    def away(point: Array) -> Array:
+        return np.hypot(rows[:, None] - point[0], columns - point[1])
+
+    paint(np.abs(away(goal) - GOAL_RADIUS) - _LINE / 2, GOAL)
+    paint(away(position) - RADIUS, BALL)
+    return np.round(canvas).astype(np.uint8)
+
+
+def _spaces(maze: Maze) -> tuple[Any, Any]:
+    """Of observations and of actions. Positions lie between the faces of the outer walls."""
+    low, high = np.full(2, 0.5 - OFFSET), np.array(maze.walls.shape) - 1.5 - OFFSET
+    speed = np.full(2, SPEED_BOUND)
+    observations = gymnasium.spaces.Box(np.concatenate([low, -speed]), np.concatenate([high, speed]), dtype=np.float64)
+    return observations, gymnasium.spaces.Box(-1, 1, (2,), dtype=np.float32)
+
+
+def _begin(balls: Balls, rng: np.random.Generator, options: dict[str, Any] | None) -> Array:
+    """Resets all balls; returns observations (n, 4). Draws do not depend on options, so that a seed means the same with and without."""
+    options = options or {}
+    unknown = [name for name in options if name not in ("start", "goal")]
+    if unknown:
+        raise ValueError(f"reset knows the options 'start' and 'goal'; got {unknown[0]!r}")
+    start, goal = (_chosen(balls, options.get(name), name) for name in ("start", "goal"))
+    balls.rng = rng
+    balls.goal = np.tile(balls.maze.goal, (balls.number, 1))  # one that was chosen holds for its episode only
+    balls.reset()
+    balls.position = balls.position if start is None else start
+    balls.goal = balls.goal if goal is None else goal
+    return balls.observation
+
+
+def _chosen(balls: Balls, value: Any, name: str) -> Array | None:
+    """Points (n, 2) that options chose, or None."""
+    if value is None:
+        return None
+    points = np.atleast_2d(np.asarray(value, dtype=float))
+    if points.shape not in ((1, 2), (balls.number, 2)):
+        many = f" or ({balls.number}, 2)" if balls.number > 1 else ""
+        raise ValueError(f"options[{name!r}] should be (2,){many}: row and column; got shape {np.shape(value)}")
+    return np.broadcast_to(check_inside(balls.maze, points, name), (balls.number, 2)).copy()
+
+
+def _checked(action: Any, shape: tuple[int, ...]) -> Array:
+    """The action as floats, or an error that says what it should be."""
+    action = np.asarray(action, dtype=float)
+    if action.shape != shape:
+        raise ValueError(f"actions should be {shape}: the force along rows and along columns; got shape {action.shape}")
+    if not np.isfinite(action).all():
+        first = np.atleast_2d(action)[~np.isfinite(np.atleast_2d(action)).all(-1)][0]
+        raise ValueError(f"actions should be finite, in [-1, 1]; got {first.tolist()}")
+    return cast(Array, action)
+
+
+def _known(render_mode: str | None) -> str | None:
+    if render_mode not in (None, "rgb_array"):
+        raise ValueError(f"there is no render mode {render_mode!r}; choose 'rgb_array', or None for no pictures")
+    return render_mode
+
+
+for _name, _title in (("umaze", "UMaze"), ("medium", "Medium"), ("large", "Large")):
+    for _multi in (False, True):
+        _id = f"diffusion_forcing/Maze2D-{'Multi-' if _multi else ''}{_title}-v0"
+        if _id not in gymnasium.registry:  # the module may be loaded anew
+            gymnasium.register(
+                _id,
+                entry_point=f"{__name__}:Maze2DEnv",
+                vector_entry_point=f"{__name__}:Maze2DVectorEnv",
+                kwargs={"maze": _name, "multi": _multi},
+            )

@@ -1,0 +1,114 @@
+"""Pictures of balls in mazes: walls in the right frame, executed paths in blue, plans in red, and plans while they are denoised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.report import COLOURS, figure
+from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Maze
+from .episodes import Episodes
+
+BLUE, RED, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
+WALL = "#3d4654"
+
+
+def draw_maze(ax: Any, maze: Maze, goal: Array | None = None) -> None:
+    """Walls, and the goal as a disc. Rows run downwards, as in the layout."""
+    from matplotlib.patches import Circle, Rectangle
+
+    for row, column, height, width in maze.boxes:
+        ax.add_patch(Rectangle((column, row), width, height, facecolor=WALL, edgecolor=WALL, lw=0.5))
+    rows, columns = maze.walls.shape
+    low = -0.5 - OFFSET
+    ax.set(xlim=(low, low + columns), ylim=(low + rows, low), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    if goal is not None:
+        ax.add_patch(Circle((goal[1], goal[0]), GOAL_RADIUS, facecolor=GREEN, alpha=0.25, lw=0))
+        ax.plot(goal[1], goal[0], marker="*", ms=9, color=GREEN, mec="white", mew=0.6, zorder=6)
+
+
+def draw_path(ax: Any, points: Array, colour: str, **style: Any) -> None:
+    """Points (t, 2) as (row, column)."""
+    ax.plot(points[:, 1], points[:, 0], color=colour, **{"lw": 1.8, "solid_capstyle": "round", **style})
+
+
+def draw_episodes(episodes: Episodes, which: NDArray[np.int64], file: Path, title: str = "") -> None:
+    """One panel an episode: where it started, where it went, where it should have gone."""
+    columns = min(4, len(which))
+    rows = -(-len(which) // columns)
+    height, width = episodes.maze.walls.shape
+    with figure(file, 2.9 * columns, 2.9 * height / width * rows + 0.35 * rows + 0.4) as fig:
+        axes = fig.subplots(rows, columns, squeeze=False).ravel()
+        for ax in axes[len(which) :]:
+            ax.set_visible(False)
+        for ax, i in zip(axes, which, strict=False):
+            draw_maze(ax, episodes.maze, episodes.goals[i])
+            path = episodes.observations[i, :, :2]
+            draw_path(ax, path, BLUE, lw=1.5)
+            ax.plot(path[0, 1], path[0, 0], "o", color=BLUE, ms=5, mec="white", zorder=5)
+            reached = f"reached after {episodes.first[i]}" if episodes.reached[i] else "never reached"
+            ax.set_title(f"{reached}, score {episodes.scores[i]:.0f}", fontsize=9)
+        if title:
+            fig.suptitle(title, fontsize=11)
+
+
+def draw_denoising(
+    maze: Maze, stages: list[tuple[str, NDArray[np.float32]]], start: Array, goal: Array, file: Path, per_token: int, title: str
+) -> None:
+    """Several plans at once while they are denoised: stages are (caption, positions (n, t, 2)); early tokens dark, late ones light."""
+    from matplotlib import colormaps
+
+    height, width = maze.walls.shape
+    with figure(file, 3.1 * len(stages), 3.1 * height / width + 0.9) as fig:
+        axes = fig.subplots(1, len(stages), squeeze=False)[0]
+        for ax, (caption, plans) in zip(axes, stages, strict=True):
+            draw_maze(ax, maze, goal)
+            centres = plans[:, per_token // 2 :: per_token]
+            colours = colormaps["plasma"](np.linspace(0, 0.9, centres.shape[1]))
+            for t in reversed(range(centres.shape[1])):
+                ax.scatter(centres[:, t, 1], centres[:, t, 0], s=9, color=colours[t], alpha=0.75, lw=0)
+            ax.plot(start[1], start[0], "o", color=BLUE, ms=7, mec="white", zorder=5)
+            ax.set_title(caption, fontsize=10)
+        fig.suptitle(title, fontsize=11)
+
+
+def animate(episodes: Episodes, file: Path, *, every: int = 6, title: str = "") -> Path:
+    """The first episode as an animation: executed path in blue, the plan it follows in red. The ending says the kind: gif or webp."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    maze, path = episodes.maze, episodes.observations[0, :, :2]
+    height, width = maze.walls.shape
+    size = 4.2
+    images = []
+    with matplotlib.rc_context({"font.size": 9}):
+        fig = Figure(figsize=(size, size * height / width + 0.45), dpi=84, layout="constrained", facecolor="white")
+        canvas = FigureCanvasAgg(fig)
+        ax = fig.subplots()
+        draw_maze(ax, maze, episodes.goals[0])
+        (plan_line,) = ax.plot([], [], color=RED, lw=1.6, alpha=0.9)
+        (path_line,) = ax.plot([], [], color=BLUE, lw=2.2)
+        (ball,) = ax.plot([], [], "o", color=BLUE, ms=9, mec="white", mew=1.2, zorder=7)
+        for t in [*range(0, len(path), every), len(path) - 1]:
+            made = [(when, plan) for when, plan in episodes.plans if when <= t]
+            if made:
+                when, plan = made[-1]
+                ahead = plan[np.isfinite(plan[:, 0])][t - when :, 2:4]
+                plan_line.set_data(ahead[:, 1], ahead[:, 0])
+            path_line.set_data(path[: t + 1, 1], path[: t + 1, 0])
+            ball.set_data(path[t : t + 1, 1], path[t : t + 1, 0])
+            earned = int(episodes.rewards[0, :t].sum())
+            ax.set_title(f"{title}step {t}, in the goal for {earned}", fontsize=9)
+            canvas.draw()
+            images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".gif":
+        images = [image.quantize(48, dither=Image.Dither.NONE) for image in images]
+    images[0].save(file, save_all=True, append_images=images[1:], duration=70, loop=0)
+    return file

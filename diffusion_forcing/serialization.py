@@ -1,0 +1,193 @@
+"""Models on disk: config.json + model.safetensors, written and read through huggingface_hub's mixin.
+
+Loading builds one of the known backbones from plain numbers and fills it with tensors. Nothing is unpickled, and no code named
+in a file is run: a backbone of your own is handed to `from_pretrained(path, backbone=...)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
+from safetensors.torch import save_file
+from torch import nn
+
+from .files import read_tensors, write_atomically
+
+FORMAT = "diffusion_forcing"
+VERSION = 1
+CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+class Pretrained(ModelHubMixin):
+    """save_pretrained, from_pretrained and push_to_hub for DiffusionForcing."""
+
+    def save_pretrained(self, path: str | Path, **_hub: Any) -> None:  # type: ignore[override]
+        """Write config.json and model.safetensors into a folder, each in one move. (`push_to_hub` calls this too.)"""
+        model: Any = self
+        text = json.dumps(describe(model), indent=2) + "\n"  # what cannot be described is refused before anything is written
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
+        write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Any:  # type: ignore[override]
+        """Load a model from a folder, or by its name on the Hugging Face hub.
+
+        backbone: an instance of your own class, for models that use one; its weights are replaced by the saved ones.
+        hub: revision, token, cache_dir and so on, as huggingface_hub names them.
+        """
+        config_file, weights_file = _find(path, hub)
+        config = read_config(config_file)
+        model = build(config, backbone)
+        fill(model, weights_file)
+        return model.eval()
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """Everything but the weights, as plain JSON."""
+    from .backbones import BACKBONES
+    from .codecs import describe_codec
+    from .weighting import WEIGHTS
+
+    names = {cls: name for name, cls in BACKBONES.items()}
+    weights = {cls: name for name, cls in WEIGHTS.items()}
+    kind = names.get(type(model.backbone), "custom")
+    weight = {"kind": weights.get(type(model.weight), "custom")}
+    if dataclasses.is_dataclass(model.weight) and not isinstance(model.weight, type):
+        weight |= dataclasses.asdict(model.weight)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "backbone": {"kind": kind, **getattr(model.backbone, "config", {})},
+        "levels": model.schedule.levels,
+        "parameterization": model.parameterization,
+        "weight": weight,
+        "clip": model.clip,
+        "variance": model.variance is not None and list(model.variance.shape),
+        "emphasis": model.emphasis,
+        "joints": model.joints and list(model.joints.left.shape),
+        "smoother": model.smoother and {"shape": list(model.smoother.covariance.shape), "octaves": model.smoother.octaves},
+        "codec": describe_codec(model.codec),
+    }
+
+
+def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
+    """The model a config describes, with fresh weights."""
+    from .backbones import BACKBONES
+    from .codecs import build_codec
+    from .model import DiffusionForcing
+    from .schedule import NoiseSchedule, linear
+    from .weighting import WEIGHTS
+
+    for key in ("backbone", "weight", "levels", "parameterization", "clip", "codec"):
+        if key not in config:
+            raise ValueError(f"{CONFIG} lacks {key!r}; it is not a complete description of a diffusion_forcing model")
+    kind, options = _kind_and_options(config, "backbone")
+    weight_kind, weight_options = _kind_and_options(config, "weight")
+    levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
+    shape = config.get("variance")
+    if not isinstance(levels, int) or not isinstance(clip, int | float | None):
+        raise ValueError(f"{CONFIG} should give levels as a whole number and clip as a number or null; got {levels!r}, {clip!r}")
+    if weight_kind not in WEIGHTS and weight_kind != "custom":
+        raise ValueError(f"the model's loss weight is {weight_kind!r}, which this package does not have ({', '.join(WEIGHTS)})")
+    if backbone is None:
+        if kind not in BACKBONES:
+            raise ValueError(
+                f"the model's backbone is {kind!r}, which this package does not have ({', '.join(BACKBONES)}); "
+                "build it yourself and pass it: from_pretrained(path, backbone=MyBackbone(...))"
+            )
+        try:
+            backbone = BACKBONES[kind](**options)
+        except TypeError as error:
+            raise ValueError(f"{CONFIG} gives the {kind} backbone options it does not have: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{CONFIG} gives the {kind} backbone options that make no network: {error}") from error
+    try:
+        # A weight of the user's own matters in training only.
+        weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
+    except TypeError as error:
+        raise ValueError(f"{CONFIG} gives the loss weight {weight_kind} options it does not have: {error}") from error
+    return DiffusionForcing(
+        backbone,  # type: ignore[arg-type]
+        NoiseSchedule(linear(levels)),  # the curve itself is among the weights
+        parameterization=parameterization,
+        weight=weight,
+        clip=clip,
+        codec=build_codec(codec),
+        variance=torch.ones(shape) if shape else None,
+        joints=_build_joints(config.get("joints")),
+        smoother=_build_smoother(config.get("smoother")),
+        emphasis=config.get("emphasis", 0.0),
+    )
+
+
+def _build_joints(shape: Any) -> Any:
+    from .preconditioning import Joints
+
+    if not shape:
+        return None
+    laws, width = shape
+    return Joints(torch.zeros(laws, width), torch.zeros(laws, width), torch.zeros(laws), torch.ones(laws))
+
+
+def _build_smoother(config: Any) -> Any:
+    from .preconditioning import Smoother
+
+    if not config:
+        return None
+    numbers, lags = config["shape"]
+    return Smoother(torch.zeros(numbers), torch.zeros(numbers, lags), config["octaves"])
+
+
+def _kind_and_options(config: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+    options = config[key]
+    if not isinstance(options, dict) or not isinstance(options.get("kind"), str):
+        raise ValueError(f"{CONFIG} should describe the {key} by its kind and options; got {options!r}")
+    return options["kind"], {name: value for name, value in options.items() if name != "kind"}
+
+
+def fill(model: nn.Module, weights_file: str | Path) -> None:
+    """Put the tensors of a safetensors file into the model; they must fit exactly."""
+    tensors = read_tensors(weights_file)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+        other = [f"{n}: {found[n]} instead of {expected[n]}" for n in sorted(expected.keys() & found.keys()) if found[n] != expected[n]]
+        parts = [f"{len(names)} {word}, such as {names[0]}" for word, names in
+                 (("missing", missing), ("unknown", extra), ("of another shape", other)) if names]  # fmt: skip
+        raise ValueError(f"{weights_file} holds the weights of another architecture than its {CONFIG} says: {'; '.join(parts)}")
+    model.load_state_dict(tensors)
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """config.json of one of our models, or an error that says whose it is not."""
+    try:
+        config = json.loads(Path(path).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); the file is damaged or not a model's config") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f'{path} does not describe a diffusion_forcing model (no "format": "{FORMAT}" in it)')
+    if config.get("version") != VERSION:
+        raise ValueError(f"{path} is of version {config.get('version')}; this package reads version {VERSION}; install a matching one")
+    return config
+
+
+def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
+    folder = Path(path).expanduser()
+    # "owner/model" is a name on the hub, unless there is a folder "owner" here.
+    looks_local = isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "~")) or folder.parent.exists()
+    if not looks_local:
+        return Path(hf_hub_download(str(path), CONFIG, **hub)), Path(hf_hub_download(str(path), WEIGHTS_FILE, **hub))
+    files = folder / CONFIG, folder / WEIGHTS_FILE
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"no model in {folder}: {file.name} is missing. A model's folder holds {CONFIG} and {WEIGHTS_FILE}.")
+    return files

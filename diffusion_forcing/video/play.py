@@ -1,0 +1,221 @@
+"""Play a world model: act, and see what it imagines. `dforce play RUN`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import tyro
+from numpy.typing import NDArray
+from torch import Generator
+
+from ..matrix import by_name
+from ..sampling import Past, grow, preferred
+from .clips import fit, read_actions
+from .codec import floats, to_bytes
+from .decoder import Drawing
+from .policy import Walker
+from .task import Folder, Video, compile_next, encoded
+from .worlds.doom import Doom
+from .worlds.labyrinth import Labyrinth
+
+if TYPE_CHECKING:
+    from ..model import DiffusionForcing
+
+Frames = NDArray[np.uint8]
+BEGINNINGS = 64
+"""Places to begin at, of which a seed chooses one."""
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands; f follows a
+    walker who looks where it goes, or with --task.sampling.then itself lets the model walk, if it learned to (--task.free).
+
+    With --keys or --file the film is made at once. With neither, a window opens where there is a display; without one, keys are read from
+    the terminal, a line at a time, until an empty line.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder, or the name of a shipped model with --pretrained."""
+    pretrained: bool = False
+    """Take the shipped model of that name."""
+    keys: str = ""
+    """What to do, one letter a token, such as wwwwddwww."""
+    file: Path | None = None
+    """Actions, one row a frame, as .npy, .npz or .csv, instead of keys."""
+    image: Path | None = None
+    """A picture to begin at, instead of a real clip."""
+    out: Path | None = None
+    """The film: .mp4, .gif or .webp; play.mp4 in the run's folder if not given."""
+    seed: int = 0
+    """Of the place to begin at, and of the sampling."""
+    device: str = "cpu"
+    """Where to sample: cpu, or cuda."""
+
+
+class Player:
+    """A model that is led token by token. It begins where a real clip left off, or with one frame (px, px, 3), and keeps its state."""
+
+    def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0, image: Frames | None = None) -> None:
+        self.task, self.model = task, model
+        self.generator, self._choices = Generator(model.device).manual_seed(seed), Generator().manual_seed(seed)
+        clips, actions = task.judged_by(BEGINNINGS, max(1, task.sampling.context) * task.stack)
+        self.width = actions.shape[-1]
+        frames, acted = clips[seed % len(clips)], actions[seed % len(clips)]
+        if image is not None:  # which then stands still for a token, as if nothing had been done
+            frames, acted = np.repeat(image[None], task.stack, axis=0), np.zeros_like(acted[: task.stack])
+        self.first: Frames = frames
+        self.seen, self.done = self.first[None], acted[None, -task.stack :]
+        self._walker: Walker | None = None
+        tokens = encoded(model, self.first[None])
+        self.past = Past(model, None)
+        self.past.add(tokens, self._cond(acted), 0)
+        self.event = tuple(tokens.shape[2:])
+        self.drawing = Drawing(model, tokens[:, -1], floats(self.first[None, -1]).to(model.device))
+        if task.sampling.compile:
+            compile_next(model)
+
+    def _cond(self, actions: NDArray[np.float32]) -> torch.Tensor:
+        return self.task.conditions(actions)[None].to(self.model.device)
+
+    def step(self, actions: NDArray[np.float32]) -> Frames:
+        """Frames (stack, px, px, 3) that follow actions (stack, a)."""
+        if actions.shape != (self.task.stack, self.width):
+            raise ValueError(
+                f"a token takes {self.task.stack} actions of {self.width} numbers; got {tuple(actions.shape)}: one row a frame"
+            )
+        model, sampling = self.model, self.task.sampling
+        if np.isnan(actions).any() and sampling.then == "walker":
+            actions = self.walker.choose(self.seen, self.done, 1, self._choices)[0]
+        cond = self._cond(actions.astype(np.float32))
+        matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
+        how = preferred(model)
+        x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
+                 generator=self.generator, noise=sampling.noise, path=sampling.path)  # fmt: skip
+        frames = to_bytes(self.drawing(x, cond)[0])
+        self.seen, self.done = np.concatenate([self.seen[:, -1:], frames[None]], axis=1), actions[None]
+        return frames
+
+    @property
+    def walker(self) -> Walker:
+        """Who leads when asked to."""
+        if self._walker is None:
+            self._walker = self.task.walker()
+        return self._walker
+
+
+def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:
+    """What each key does: an action (a,). Clips of one's own have a digit for each kind of action."""
+    free = {"f": (float("nan"),) * width} if task.free or task.sampling.then == "walker" else {}
+    if isinstance(task.world, Folder):
+        return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))} | free
+    right = 1.0 if isinstance(task.world, Labyrinth | Doom) else -1.0
+    return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)} | free
+
+
+def actions_of(keys: str, known: dict[str, tuple[float, ...]], stack: int) -> Iterator[NDArray[np.float32]]:
+    """Actions (stack, a) of each key; blanks are skipped."""
+    for key in keys.replace(" ", ""):
+        if key not in known:
+            raise ValueError(f"there is no key {key!r}; there are {' '.join(known)}")
+        yield np.tile(np.array(known[key], dtype=np.float32), (stack, 1))
+
+
+def play(options: PlayOptions, task: Any, model: DiffusionForcing, folder: Path) -> Path:
+    """Lead a model by keys, a file, a window or the terminal; returns the film."""
+    from ..engine.media import Film
+
+    if not isinstance(task, Video):
+        raise ValueError(f"only video models can be played; this one is of {type(task).__name__}")
+    image = None if options.image is None else read_picture(options.image, task.world.px)
+    player = Player(task, model, options.seed, image)
+    known = keys_of(task, player.width)
+    film = options.out or folder / "play.mp4"
+    # What is to be done is read, and found possible, before the first frame is made.
+    chunks = list(_from_file(options.file, task.stack, player.width) if options.file is not None
+                  else actions_of(options.keys, known, task.stack))  # fmt: skip
+    with Film(film, fps=15, scale=4) as out:
+        out.add(player.first)
+        for chunk in chunks:
+            out.add(player.step(chunk))
+        if not chunks and not _window(player, known, out):
+            _terminal(player, known, out)
+    return film
+
+
+def read_picture(file: Path, px: int) -> Frames:
+    """A picture (px, px, 3), cut to its square centre."""
+    from PIL import Image
+
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no picture {file}; check the path")
+    try:
+        with Image.open(file) as picture:
+            return fit(np.asarray(picture.convert("RGB")), px)
+    except OSError as error:
+        raise ValueError(f"{file} is no picture, or damaged; a .png or .jpg is one") from error
+
+
+def _from_file(file: Path, stack: int, width: int) -> Iterator[NDArray[np.float32]]:
+    """Actions (stack, a) of each token of a file; rows at its end that fill no token are told of."""
+    if not file.exists():
+        raise FileNotFoundError(f"there are no actions in {file}")
+    rows = read_actions(file, width)
+    if len(rows) < stack:
+        raise ValueError(f"a token takes {stack} actions, one row a frame; {file} has {len(rows)}")
+    if len(rows) % stack:
+        warnings.warn(f"the last {len(rows) % stack} of {len(rows)} actions fill no token of {stack}, and are left out", stacklevel=2)
+    for first in range(0, len(rows) // stack * stack, stack):
+        yield rows[first : first + stack]
+
+
+def _terminal(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> None:
+    """Keys a line at a time, until an empty one or the end of the input. A line with a key that is none does nothing."""
+    print(f"keys {' '.join(known)}, a line at a time; an empty line ends", file=sys.stderr)
+    for line in sys.stdin:
+        if not line.strip():
+            return
+        try:
+            chunks = list(actions_of(line.strip(), known, player.task.stack))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            continue
+        for chunk in chunks:
+            out.add(player.step(chunk))
+
+
+def _window(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> bool:
+    """A window that is played by keys until it is closed; False where there is no display."""
+    import matplotlib
+
+    if not sys.stdin.isatty() or matplotlib.get_backend().lower() in ("agg", "pdf", "svg", "ps", "cairo"):
+        return False
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots()
+    shown = ax.imshow(player.first[-1], interpolation="nearest")
+    ax.set(title=f"keys {' '.join(known)}; close the window to end", xticks=[], yticks=[])
+
+    def pressed(event: Any) -> None:
+        if event.key in known:
+            for chunk in actions_of(event.key, known, player.task.stack):
+                frames = player.step(chunk)
+                out.add(frames)
+                for frame in frames:
+                    shown.set_data(frame)
+                    figure.canvas.draw()
+                    figure.canvas.flush_events()
+
+    manager = figure.canvas.manager
+    if manager is not None and manager.key_press_handler_id is not None:  # matplotlib's own keys: q would close the window, s save it
+        figure.canvas.mpl_disconnect(manager.key_press_handler_id)
+    figure.canvas.mpl_connect("key_press_event", pressed)
+    plt.show()
+    return True

@@ -1,0 +1,167 @@
+"""A guess by moving pixels: still at first; what moves is found where it was, what was out of sight is said to be; it learns to move."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import seeded
+from small import replace, small
+
+from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.backbones.flow_warp import Moved
+from diffusion_forcing.engine.config import ModelConfig, SpaceTimeConfig
+from diffusion_forcing.engine.train import train
+from diffusion_forcing.video.codec import Patches, Pixels
+from diffusion_forcing.video.warp import guess_error, learn_to_move, moves
+
+STACK, PATCH, PX = 2, 4, 16
+
+
+def pictures(n, seed=0, px=PX):
+    """Smooth pictures (n, px, px, 3) from 0 to 1."""
+    coarse = torch.rand(n, 3, px // 4, px // 4, generator=seeded(seed))
+    return F.interpolate(coarse, size=(px, px), mode="bilinear").permute(0, 2, 3, 1)
+
+
+def shifted(frames, by):
+    """Frames (..., h, w, 3) whose content has moved to the left, around."""
+    return frames.roll(-by, dims=-2)
+
+
+def walk(n, seed=0):
+    """Clips of four frames that move to the left by 0, 1 or 2 px a frame: (n, 4, px, px, 3) and by how many (n,)."""
+    by = torch.randint(0, 3, (n,), generator=seeded(seed + 1))
+    still = pictures(n, seed)
+    clips = torch.stack([torch.stack([shifted(one, int(b) * t) for t in range(4)]) for one, b in zip(still, by, strict=True)])
+    return clips, by
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return Patches.fit(walk(200)[0], STACK, PATCH, components=40)
+
+
+def guesser(codec, known=3):
+    moved = Moved(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
+    moved.fit(codec, codec.variance)
+    torch.nn.init.constant_(moved.trust.bias, 30.0)
+    return moved
+
+
+def units(codec, frames):
+    """Tokens as a backbone reads them when they are clean."""
+    return codec.encode(frames)[:, 0] / codec.variance.sqrt()
+
+
+@torch.no_grad()
+def test_before_it_has_learned_anything_the_last_frame_stands_still(codec):
+    clips, _ = walk(20, seed=5)
+    guess, mask = guesser(codec)(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    last = clips[:, STACK - 1 : STACK].expand(-1, STACK, -1, -1, -1)
+    assert (drawn - last).abs().mean() < 0.02
+    assert torch.allclose(mask, torch.ones_like(mask))
+
+
+@torch.no_grad()
+def test_pixels_are_fetched_from_where_they_are_said_to_have_been(codec):
+    moved, clips = guesser(codec), walk(20, seed=5)[0]
+    by = 2 * PATCH / PX  # a patch, of half pictures
+    moved.point.bias.view(STACK, 2, -1)[:, 0] = by
+    guess, mask = moved(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    there = clips[:, STACK - 1 : STACK, :, PATCH:].expand(-1, STACK, -1, -1, -1)
+    assert (drawn[..., :-PATCH, :] - there).abs().mean() < 0.02
+    assert torch.allclose(mask[..., :-1], torch.ones_like(mask[..., :-1]))
+    assert mask[..., -1].max() < 0.2  # nothing is known of what comes into sight
+
+
+def test_it_learns_to_move_as_it_is_told(codec):
+    torch.manual_seed(0)
+    moved = guesser(codec)
+    clips, by = walk(400, seed=9)
+    past, told = units(codec, clips[:, :STACK]), F.one_hot(by, 3).float() * 2
+    truth, test = units(codec, clips[:, STACK:]), slice(300, None)
+    inside = (..., slice(0, -1))  # what is in sight
+
+    @torch.no_grad()
+    def error():
+        return (moved(past[test], told[test])[0] - truth[test])[inside].pow(2).mean()
+
+    still = float(error())
+    optimizer = torch.optim.AdamW(moved.parameters(), lr=3e-3)
+    for step in range(150):
+        rows = torch.randint(0, 300, (32,), generator=seeded(step))
+        (moved(past[rows], told[rows])[0] - truth[rows])[inside].pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert float(error()) < 0.4 * still
+
+
+def test_a_past_of_noise_need_not_be_believed(codec):
+    moved = guesser(codec)
+    torch.nn.init.constant_(moved.trust.bias, -30.0)
+    noise = torch.randn(2, *codec.mean.shape, generator=seeded(3))
+    one, other = moved(noise, torch.zeros(2, 3))[0]
+    assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_the_backbone_is_built_for_the_codec(codec):
+    model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True)).build(tuple(codec.mean.shape), 0, codec)
+    assert model.backbone.config["moved"] == [STACK, PATCH]
+    assert torch.allclose(model.backbone.moved.spread, codec.variance.sqrt())
+    raw = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True), parameterization="eps").build(
+        tuple(codec.mean.shape), 0, codec
+    )
+    assert torch.equal(raw.backbone.moved.spread, torch.ones_like(codec.variance))  # this one reads tokens as they are
+    with pytest.raises(ValueError, match="no-moved"):
+        ModelConfig(SpaceTimeConfig(moved=True)).build((12, 16, 16), 0, Pixels(4))
+
+
+def test_a_first_stage_teaches_moving_and_nothing_else():
+    experiment = small("labyrinth")
+    data = experiment.task.data()
+    torch.manual_seed(0)
+    model = experiment.model.build(data.train.event, data.train.cond_width, data.codec)
+    assert moves(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    held = data.valid.read(data.valid.all())
+    still = guess_error(model, held.x, held.cond)
+    told = []
+    assert learn_to_move(model, data.train, 60, batch=8, generator=seeded(0), progress=lambda *said: told.append(said))
+    assert guess_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
+    changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"moved"}
+    assert told[-1] == ("learning to move", 60, 60)
+    learned = [parameter.clone() for parameter in model.parameters()]
+    assert not learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), stop=lambda: True)
+    assert learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), seconds=1e-9)  # out of time at once
+    assert all(torch.equal(*pair) for pair in zip(learned, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_first_stage_that_is_stopped_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusion_forcing.engine.train.learn_to_move", lambda *_, **__: False)
+    result = train(small("labyrinth"), tmp_path, quiet=True)
+    assert result.status == "interrupted"
+    assert result.step == 0
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_run_that_goes_on_does_not_learn_to_move_again(tmp_path, monkeypatch):
+    train(small("labyrinth", train__steps=2), tmp_path, quiet=True)
+    monkeypatch.setattr("diffusion_forcing.engine.train.learn_to_move", lambda *_, **__: pytest.fail("it had learned that already"))
+    assert train(small("labyrinth", train__steps=3), tmp_path, quiet=True).step == 3
+
+
+def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
+    plain, on = small("labyrinth", model__backbone__moved=False), small("labyrinth", train__steps=1, train__lr=1e-12)
+    train(plain, tmp_path / "plain", quiet=True)
+    before = DiffusionForcing.from_pretrained(tmp_path / "plain" / "model")
+    train(replace(on, train__init=str(tmp_path / "plain"), train__muon_lr=1e-12), tmp_path / "on", quiet=True)
+    after = DiffusionForcing.from_pretrained(tmp_path / "on" / "model")
+    assert moves(after)
+    assert not moves(before)
+    x, k = torch.randn(2, 3, *before.backbone.config["event"], generator=seeded(0)), torch.tensor([[0, 300, 900], [10, 1000, 50]])
+    cond = torch.randn(2, 3, before.backbone.config["cond"], generator=seeded(1))
+    with torch.no_grad():
+        torch.testing.assert_close(after.predict(x, k, cond).x0, before.predict(x, k, cond).x0, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,170 @@
+"""Looks that deceive, and the flag that says so."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium", reason="wrappers need gymnasium")
+
+import gymnasium
+
+from diffusion_forcing.imitation.corruption import KINDS, Corrupted, Corruption
+
+PX, EVERY = 16, 3
+CAMERAS = ("front", "hand")
+
+
+class Still(gymnasium.Env):
+    """Two cameras that see their own colours, and a pose that counts the steps."""
+
+    def __init__(self):
+        image = gymnasium.spaces.Box(0, 255, (PX, PX, 3), np.uint8)
+        pose = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"front": image, "hand": image, "pose": pose})
+        self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def look(self):
+        pictures = {name: np.full((PX, PX, 3), 100 + i, np.uint8) for i, name in enumerate(CAMERAS)}
+        return {**pictures, "pose": np.array([self.time], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.look(), {"fine": True}
+
+    def step(self, action):
+        return self.step_many(np.asarray(action)[None])
+
+    def step_many(self, actions):
+        self.time += len(actions)
+        return self.look(), 0.0, False, False, {"fine": True}
+
+
+def episode(kind, seed, frames=40):
+    """Observations and infos of looks in one episode."""
+    env = Corrupted(Still(), kind, EVERY, frames)
+    looks = [env.reset(seed=seed)]
+    for _ in range(frames - 1):
+        observation, _, _, _, info = env.step_many(np.zeros((EVERY, 1)))
+        looks.append((observation, info))
+    return looks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pictures_change_exactly_when_the_flag_says_so(kind):
+    clean = Still()
+    clean.reset()
+    for seed in range(6):
+        for observation, info in episode(kind, seed):
+            assert info["fine"]
+            for name in CAMERAS:
+                assert (observation[name] != clean.look()[name]).any() == info["doubtful"][name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_begin_deceived_and_all_are_deceived_in_each_third(kind):
+    began = []
+    for seed in range(40):
+        when = Corruption(kind, 40, CAMERAS, seed).when
+        began.append(bool(when[0]))
+        assert all(third.any() for third in np.array_split(when, 3))
+        assert 0.1 < when.mean() < 0.5
+    assert 10 < sum(began) < 30
+
+
+def test_a_corruption_is_that_of_its_seed():
+    one, same, other = (
+        [observation["front"] for observation, _ in episode("distractors", seed)] for seed in (3, 3, 4)
+    )  # fmt: skip
+    np.testing.assert_array_equal(one, same)
+    assert (np.array(one) != np.array(other)).any()
+
+
+def test_one_camera_is_covered_and_the_other_is_not():
+    covered = {Corruption("occluded", 40, CAMERAS, seed).covered for seed in range(20)}
+    assert covered == set(CAMERAS)
+    for observation, info in episode("occluded", 1):
+        if any(info["doubtful"].values()):
+            (name,) = (name for name, doubtful in info["doubtful"].items() if doubtful)
+            assert np.ptp(observation[name]) == 0
+
+
+def test_a_ball_of_a_fruits_colour_moves_through():
+    corruption = Corruption("distractors", 40, CAMERAS, 0)
+    frames = np.flatnonzero(corruption.when)
+    grey = {"front": np.full((64, 64, 3), 100, np.uint8)}
+    colour = np.array(corruption._ball[2])
+    places = []
+    for frame in frames:
+        found = np.argwhere((corruption.apply(grey, int(frame))["front"] == colour).all(-1))
+        if len(found):
+            places.append(found.mean(0))
+    assert len(places) > 3
+    assert np.ptp(np.array(places), axis=0).max() > 5
+
+
+def test_frames_are_counted_in_steps_too():
+    env = Corrupted(Still(), "dropped", EVERY, 40)
+    env.reset(seed=0)
+    told = [info["doubtful"]["front"] for *_, info in (env.step(np.zeros(1)) for _ in range(119))]
+    assert told == [bool(env.corruption.when[step // EVERY]) for step in range(1, 120)]
+
+
+class Alone(Still):
+    """An environment whose observation is one picture that is not square."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 255, (12, 20, 3), np.uint8)
+
+    def look(self):
+        return np.full((12, 20, 3), 100, np.uint8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_picture_may_be_all_there_is_and_of_any_shape(kind):
+    env = Corrupted(Alone(), kind, EVERY, 40)
+    looks = [env.reset(seed=1)]
+    looks += [(found[0], found[4]) for found in (env.step_many(np.zeros((EVERY, 1))) for _ in range(39))]
+    assert any(info["doubtful"]["picture"] for _, info in looks)
+    for observation, info in looks:
+        assert observation.shape == (12, 20, 3)
+        assert (observation != 100).any() == info["doubtful"]["picture"]
+
+
+def test_a_ball_goes_through_the_whole_of_a_wide_picture():
+    wide = {"front": np.full((16, 128, 3), 100, np.uint8)}
+    found = []
+    for seed in range(20):
+        corruption = Corruption("distractors", 40, ("front",), seed)
+        shown = [corruption.apply(wide, int(frame))["front"] for frame in np.flatnonzero(corruption.when)]
+        found += [np.argwhere((picture == np.array(corruption._ball[2])).all(-1)) for picture in shown]
+    columns = np.concatenate(found)[:, 1]
+    assert columns.min() < 16
+    assert columns.max() > 112
+
+
+def test_a_reset_without_a_seed_goes_on_from_the_last_one():
+    def corruptions(seed):
+        env = Corrupted(Still(), "dropped", EVERY, 40)
+        env.reset(seed=seed)
+        drawn = []
+        for _ in range(4):
+            env.reset()
+            drawn.append(env.corruption.when.tolist())
+        return drawn
+
+    assert corruptions(3) == corruptions(3) != corruptions(4)
+    assert len(set(map(str, corruptions(3)))) > 1
+
+
+def test_what_cannot_be_corrupted_is_refused():
+    with pytest.raises(ValueError, match="there is no corruption 'fog'; choose from distractors, occluded, dropped"):
+        Corruption("fog", 40, CAMERAS)
+    blind = Still()
+    blind.observation_space = gymnasium.spaces.Dict({"pose": blind.observation_space["pose"]})
+    with pytest.raises(ValueError, match="only pictures can be corrupted"):
+        Corrupted(blind, "dropped")
+    for space in (gymnasium.spaces.Box(0, 1, (8, 8, 3), np.float32), gymnasium.spaces.Box(0, 255, (8, 8), np.uint8)):
+        blind.observation_space = space
+        with pytest.raises(ValueError, match=r"uint8 \(height, width, 3\), alone or in a dict; this environment's observations are Box"):
+            Corrupted(blind, "dropped")

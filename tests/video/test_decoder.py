@@ -1,0 +1,311 @@
+"""The painter: a decoder that learns to draw what a trained model says, while the model stays as it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from oracles import randomised, seeded
+from small import differing, small, walks_model, weights
+
+from diffusion_forcing import DiffusionForcing, sample
+from diffusion_forcing.engine.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
+from diffusion_forcing.engine.train import train
+from diffusion_forcing.video import decoder as painting
+from diffusion_forcing.video.codec import Painted, Painter, Patches, Pixels, floats
+from diffusion_forcing.video.decoder import Drawing, Painting, carry
+from diffusion_forcing.video.lpips import Perception
+from diffusion_forcing.video.play import Player
+from diffusion_forcing.video.task import Video
+
+TASK = small("labyrinth").task
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model():
+    return DiffusionForcing.from_pretrained(walks_model(TASK))
+
+
+def experiment(**changes):
+    return small("labyrinth-painter", **changes)
+
+
+def batch(model, number=3):
+    """Frames as a painter's training has them, their actions and levels."""
+    assert isinstance(TASK, Video)
+    source = TASK.data_as(model.codec, raw=True).train
+    one = source.read(source.draw(number, seeded(0)))
+    return one.x, torch.randint(0, 1001, one.x.shape[:2], generator=seeded(1)), one.cond
+
+
+def test_a_painter_who_has_learned_nothing_adds_nothing(model):
+    patches = model.codec
+    painted = Painted(patches, Painter(8, 2, 4, (6, 4)))
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    torch.testing.assert_close(painted.decode(tokens), patches.decode(tokens))
+    randomised(painted.painter, seed=1)
+    assert (painted.decode(tokens) - patches.decode(tokens)).abs().max() > 0.01
+
+
+def test_tokens_are_as_they_were(model):
+    frames = torch.rand(2, 4, 16, 16, 3, generator=seeded(0))
+    before = model.codec.encode(frames)
+    assert torch.equal(Painting(model, (6, 4), perceptual=0).model.codec.encode(frames), before)
+    assert torch.equal(model.codec.variance, model.codec.patches.variance)
+
+
+def test_a_token_is_drawn_by_itself(model):
+    """What is drawn of one token depends on no other."""
+    codec = Painting(model, (6, 4), perceptual=0).model.codec
+    randomised(codec.painter, seed=1)
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    whole = codec.decode(tokens)
+    torch.testing.assert_close(whole[1:, 2:4], codec.decode(tokens[1:, 1:2]))
+
+
+# Painters that carry on what they drew.
+
+
+@pytest.fixture
+def moving():
+    """A model that moves pixels, untrained, in a world of 16 px with patches of 4, two frames a token."""
+    data = TASK.data()
+    backbone = SpaceTimeConfig(hidden=8, layers=1, heads=2, moved=True)
+    return ModelConfig(backbone).build(data.train.event, data.train.cond_width, data.codec).eval()
+
+
+def carrying(model, seed=None):
+    painting = Painting(model, (6, 4), perceptual=0, carries=True)
+    painter = painting.model.codec.painter
+    if seed is not None:
+        randomised(painter, seed=seed)
+    return painting, painter
+
+
+def test_a_painter_carries_only_where_pixels_are_moved(model, moving):
+    assert not carrying(model)[1].carries
+    assert carrying(moving)[1].carries
+    assert not Painting(DiffusionForcing.from_pretrained(walks_model(TASK)), (6, 4), perceptual=0).model.codec.painter.carries
+
+
+def test_what_is_not_in_sight_is_not_carried(moving):
+    _, painter = carrying(moving, seed=1)
+    tokens, before = torch.randn(3, 8, 4, 4, generator=seeded(0)), torch.randn(3, 6, 16, 16, generator=seeded(1))
+    nothing = painter(tokens)
+    torch.testing.assert_close(painter(tokens, before, torch.zeros(3, 2, 16, 16)), nothing)
+    assert (painter(tokens, before, torch.ones(3, 2, 16, 16)) - nothing).abs().max() > 0.01
+
+
+def test_who_keeps_all_and_moves_nothing_draws_the_last_frame_again(moving):
+    """A fresh network says that all stands still; then a painter who keeps what it sees goes on drawing the frame it began with."""
+    painting, painter = carrying(moving)
+    torch.nn.init.constant_(painter.keep.bias, 30.0)
+    tokens = torch.randn(2, 4, 8, 4, 4, generator=seeded(0))
+    frame, cond = torch.rand(2, 16, 16, 3, generator=seeded(1)), torch.randn(2, 3, 4, generator=seeded(2))
+    drawn = Drawing(painting.model, tokens[:, 0], frame)(tokens[:, 1:], cond)
+    torch.testing.assert_close(drawn, frame[:, None].expand_as(drawn), atol=1e-4, rtol=0)
+
+
+def test_tokens_drawn_one_by_one_are_those_drawn_together(moving):
+    painting, _ = carrying(moving, seed=1)
+    randomised(moving.backbone, seed=2)
+    with torch.no_grad():
+        moving.backbone.moved.point.weight.mul_(0.02)  # so that pixels come from within the picture
+        moving.backbone.moved.point.bias.zero_()
+    tokens, cond = torch.randn(2, 5, 8, 4, 4, generator=seeded(0)), torch.randn(2, 5, 4, generator=seeded(1))
+    whole, one_by_one = Drawing(painting.model)(tokens, cond), Drawing(painting.model)
+    parts = [one_by_one(tokens[:, i : i + 1], cond[:, i : i + 1]) for i in range(5)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+    # what is drawn depends on what was drawn before, on none that comes later, and on what was done between
+    torch.testing.assert_close(Drawing(painting.model)(tokens[:, :3], cond[:, :3]), whole[:, :6])
+    assert (Drawing(painting.model)(tokens[:, 1:], cond[:, 1:]) - whole[:, 2:]).abs().max() > 1e-3
+    assert (Drawing(painting.model)(tokens, cond + 1) - whole)[:, 2:].abs().max() > 1e-4
+
+
+def test_training_carries_what_was_drawn_as_a_roll_out_does_and_sometimes_what_is_true(moving):
+    painting, _ = carrying(moving, seed=1)
+    x, _, cond = batch(moving)
+    frames, said = Pixels(2).decode(x), torch.randn(3, x.shape[1], 8, 4, 4, generator=seeded(4))
+    drawn = Drawing(moving)(said, cond)
+    for total, last in ((1, drawn), (4, frames)):
+        k = torch.zeros(x.shape[:2], dtype=torch.long)
+        k[:, 0] = total
+        carried = painting._carried(frames, said, k, cond)
+        assert not carried[:, 0].any()
+        torch.testing.assert_close(carried[:, 1:], carry(moving, last[:, 1:-1:2].clamp(0, 1), said[:, :-1], cond[:, 1:]))
+
+
+def test_a_painter_who_learned_without_goes_on_as_it_was(moving):
+    plain = Painting(moving, (6, 4), perceptual=0).model.codec
+    randomised(plain.painter, seed=1)
+    grown = Painting(moving, (6, 4), perceptual=0, carries=True).model.codec
+    assert grown.painter.carries
+    tokens = torch.randn(2, 3, 8, 4, 4, generator=seeded(0))
+    torch.testing.assert_close(grown.decode(tokens), plain.decode(tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_a_carrying_painter_learns_is_saved_and_rolls_out_and_plays(moving, tmp_path):
+    moving.save_pretrained(tmp_path / "moving")
+    options = replace(experiment(train__steps=2, train__init=str(tmp_path / "moving")), model=PainterConfig((6, 4), perceptual=0))
+    train(options, tmp_path / "painted", quiet=True)
+    changed = {name for name in weights(tmp_path / "painted") if "painter.meet" in name or "painter.keep" in name}
+    assert len(changed) == 6
+    painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
+    assert isinstance(painted.codec, Painted)
+    assert painted.codec.painter.carries
+    frames, actions = TASK.judged_by(2, 8)
+    made = np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions, generator=seeded(0))), axis=1)
+    assert made.shape == (2, 4, 16, 16, 3)
+    assert TASK.between(painted, frames[:, :2], frames[:, 4:6], 1, actions=actions, draws=2).shape == (2, 2, 16, 16, 3)
+    assert Player(TASK, painted).step(np.zeros((2, 2), np.float32)).shape == (2, 16, 16, 3)
+
+
+def test_only_the_painter_learns_and_learns_to_draw(tmp_path):
+    options = {"steps": 150, "lr": 1e-2, "validate_every": 150, "ema": 0.9}
+    painter = PainterConfig(widths=(16, 8), most=0.0, perceptual=0.0)
+    train(experiment(model=painter, **{f"train__{name}": value for name, value in options.items()}), tmp_path, quiet=True)
+    before = weights_of(walks_model(TASK))
+    after = {name.replace("codec.patches.", "codec."): value for name, value in weights(tmp_path).items() if ".painter." not in name}
+    assert before.keys() == after.keys()
+    assert not differing(before, after)
+    drawer = DiffusionForcing.from_pretrained(tmp_path / "model")
+    assert isinstance(drawer.codec, Painted)
+    frames, _ = TASK.judged_by(6, 8, part="real")
+    tokens = drawer.codec.encode(floats(frames))
+    plain, drawn = ((codec.decode(tokens) - floats(frames)).abs().mean() for codec in (drawer.codec.patches, drawer.codec))
+    assert drawn < 0.95 * plain
+
+
+def weights_of(folder):
+    return DiffusionForcing.from_pretrained(folder).state_dict()
+
+
+def test_a_painted_model_rolls_out_and_is_trained_further_with_its_painter_as_it_is(tmp_path):
+    train(experiment(train__steps=2), tmp_path / "painted", quiet=True)
+    painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
+    frames, actions = TASK.judged_by(2, 8)
+    assert np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions)), axis=1).shape == (2, 4, 16, 16, 3)
+    further = replace(
+        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0,
+        model__backbone__moved=False
+    )  # fmt: skip
+    train(further, tmp_path / "further", quiet=True)
+    before, after = weights(tmp_path / "painted"), weights(tmp_path / "further")
+    changed = differing(before, after)
+    assert any("backbone" in name for name in changed)
+    assert not any("codec" in name for name in changed)
+
+
+def test_a_painter_can_go_on_painting(tmp_path):
+    train(experiment(train__steps=2), tmp_path / "first", quiet=True)
+    train(experiment(train__steps=2, train__init=str(tmp_path / "first"), model__widths=(4, 4)), tmp_path / "second", quiet=True)
+    changed = differing(weights(tmp_path / "first"), weights(tmp_path / "second"))
+    assert changed
+    assert all("painter" in name for name in changed)
+
+
+def test_what_is_said_of_clean_tokens_is_themselves(model):
+    painter = Painting(randomised_backbone(model), (6, 4), most=1.0, perceptual=0)
+    x, k, cond = batch(model)
+    tokens = painter.model.codec.encode(Pixels(2).decode(x))
+    torch.testing.assert_close(painter.said(tokens, torch.zeros_like(k), cond), tokens, atol=1e-5, rtol=0)
+    noise = torch.randn(x.shape, generator=seeded(2))
+    said = painter.said(tokens, torch.full_like(k, 1000), cond, noise)
+    assert (said - tokens).abs().mean() > 0.1
+    # after clean ones, whatever their own levels: the last token's says nothing of the levels before
+    mixed = torch.full_like(k, 1000)
+    mixed[:, :-1] = 300
+    torch.testing.assert_close(painter.said(tokens, mixed, cond, noise)[:, -1], said[:, -1])
+
+
+def test_in_several_steps_what_is_said_is_what_sampling_makes(model):
+    painter = Painting(randomised_backbone(model), (6, 4), most=0.5, perceptual=0, steps=3)
+    x, k, cond = batch(model)
+    tokens, noise = painter.model.codec.encode(Pixels(2).decode(x)), torch.randn(x.shape, generator=seeded(2))
+    torch.testing.assert_close(painter.said(tokens, torch.zeros_like(k), cond), tokens, atol=1e-5, rtol=0)
+    k = torch.full_like(k, 600)
+    said = painter.said(tokens, k, cond, noise)
+    # the first token has no past: it is sampled as ever, from what it was at level 300, by rungs of 100
+    levels = torch.tensor([300, 200, 100, 0])[:, None]
+    noisy = model.schedule.add_noise(tokens, k // 2, noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens))[:, :1]
+    torch.testing.assert_close(said[:, :1], sample(model.denoiser(cond[:, :1]), model.schedule, noisy, levels, path="angle"))
+    painter.steps = 1
+    assert (painter.said(tokens, k, cond, noise) - said).abs().max() > 0.01
+
+
+def randomised_backbone(model):
+    randomised(model.backbone, seed=3)
+    return model
+
+
+def test_lpips_counts_beside_pixels(model, monkeypatch):
+    eyes = Perception((4, 4, 4, 4, 4), seeded(0))
+    monkeypatch.setattr(painting, "perception", lambda: eyes)
+    x, k, cond = batch(model)
+    noise = torch.randn(x.shape, generator=seeded(2))
+    plain = Painting(DiffusionForcing.from_pretrained(walks_model(TASK)), (6, 4), perceptual=0)
+    seeing = Painting(model, (6, 4), perceptual=2.0)
+    wrong, both = plain(x, k, cond, noise=noise), seeing(x, k, cond, noise=noise)
+    assert wrong.shape == both.shape == k.shape
+    frames = Pixels(2).decode(x)
+    drawn = seeing.model.codec.decode(seeing.said(seeing.model.codec.encode(frames), k, cond, noise))
+    which = k[0, 1] % 2 + 2  # of the second token's two frames
+    apart = eyes.compared(*(2 * f[:1, which].movedim(-1, 1) - 1 for f in (drawn, frames)))
+    torch.testing.assert_close(both[0, 1] - wrong[0, 1], 2 * apart[0])
+    both.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in seeing.parameters() if p.requires_grad)
+    assert {name for name, p in seeing.named_parameters() if p.requires_grad} == {n for n, _ in seeing.named_parameters() if "painter" in n}
+    assert not any("eyes" in name for name in seeing.state_dict())
+
+
+def test_a_painter_needs_a_model(tmp_path):
+    with pytest.raises(ValueError, match=r"a painter draws what a trained model says: name that model, .* by --train.init"):
+        train(experiment(train__init=None), tmp_path, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"train__looks": 2, "train__draw": "remembered"}, "nothing to share; got looks=2"),
+        ({"train__imagined": 0.5}, "sees a clean past; got imagined=0.5"),
+        ({"train__parallel": "fsdp"}, "use --train.parallel ddp"),
+    ],
+    ids=["looks", "imagined", "fsdp"],
+)  # fmt: skip
+def test_a_painter_is_not_trained_so(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        train(experiment(**options), tmp_path, quiet=True)
+
+
+def test_a_painter_that_goes_on_keeps_its_widths(model):
+    painted = Painting(model, (6, 4), perceptual=0).model
+    with pytest.raises(ValueError, match=r"a painter of widths \[6, 4\] already; got \[8, 4\]: give the same --model.widths"):
+        Painting(painted, (8, 4), perceptual=0)
+
+
+def test_patches_of_another_size_are_refused(model):
+    with pytest.raises(ValueError, match=r"that model's patches have 4 px, this task's 8; add --task.patch 4"):
+        dataclasses.replace(TASK, patch=8).data_as(model.codec)
+
+
+def test_a_painter_needs_patches(model):
+    model.codec = Pixels(2)
+    with pytest.raises(ValueError, match="draws tokens of patches; this model's are Pixels, which need none"):
+        Painting(model)
+
+
+def test_widths_lead_from_a_patch_to_a_pixel(model):
+    assert isinstance(model.codec, Patches)
+    with pytest.raises(ValueError, match=r"3 of them 8 times as large; got patches of 4 px, give as many widths as halve them to one"):
+        Painting(model, (4, 4, 4), perceptual=0)
+
+
+@pytest.mark.parametrize("options", [{"most": 1.5}, {"most": -0.1}, {"perceptual": -1.0}])
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match="most is a share of the levels, 0 to 1, and perceptual 0 or more; got"):
+        dataclasses.replace(PainterConfig(), **options)
