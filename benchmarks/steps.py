@@ -1,7 +1,7 @@
 """What a robot gains from more denoising steps: success and time of a chunk, one figure.
 
 python benchmarks/steps.py runs/swap                        a trained run in its world, 50 episodes for each number of steps
-python benchmarks/steps.py swap --episodes 20               the shipped model
+python benchmarks/steps.py swap --episodes 20               the pretrained model
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 import tyro
 
 from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.pretrained import run_folder
 from diffusion_forcing.engine.report import COLOURS, figure
-from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.imitation.agent import agent_for
 from diffusion_forcing.imitation.swap.task import Swapping, wilson
 from diffusion_forcing.imitation.task import Imitation
@@ -25,7 +26,7 @@ class Options:
     """Try a swap model with several numbers of denoising steps, in the same episodes."""
 
     run: tyro.conf.Positional[Path]
-    """A run's folder, or the name of a shipped model."""
+    """A run's folder, or the name of a pretrained model."""
     steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     """Denoising steps of a chunk of actions."""
     episodes: int = 50
@@ -38,7 +39,7 @@ class Options:
 
 def main(options: Options) -> None:
     name = str(options.run)
-    experiment, model = load_run(SHIPPED / name if name in shipped() else options.run)
+    experiment, model = load_run(run_folder(options.run))
     task = experiment.task
     if not isinstance(task, Imitation) or not isinstance(task.world, Swapping):
         raise ValueError(f"{name} is no run of the swap, whose episodes succeed or fail")

@@ -1,6 +1,6 @@
 """Frames a second of a video model as it is used, drawing included: one roll-out, the same compiled, and eight at once.
 
-python benchmarks/video_speed.py labyrinth                  the shipped model
+python benchmarks/video_speed.py labyrinth                  the pretrained model
 python benchmarks/video_speed.py runs/labyrinth --steps 20 --threads 1
 """
 
@@ -15,7 +15,8 @@ import torch
 import tyro
 from torch import Generator
 
-from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.engine.pretrained import run_folder
+from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.video.task import Video
 
 WAYS = {"one roll-out": (1, False), "one roll-out, compiled": (1, True), "eight at once": (8, False)}
@@ -26,7 +27,7 @@ class Options:
     """Roll a video model out along the actions of real clips and take the time of each token, on a machine with nothing else to do."""
 
     run: tyro.conf.Positional[Path]
-    """A run's folder, or the name of a shipped model."""
+    """A run's folder, or the name of a pretrained model."""
     steps: tuple[int, ...] = (20, 10)
     """Denoising steps a token."""
     tokens: int = 30
@@ -39,7 +40,7 @@ def main(options: Options) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     name = str(options.run)
-    folder = SHIPPED / name if name in shipped() else options.run
+    folder = run_folder(options.run)
     task = load_run(folder)[0].task
     if not isinstance(task, Video):
         raise ValueError(f"{name} is no run of video")

@@ -1,6 +1,6 @@
 """What a video model gains from more denoising steps: first token, distance to real clips and frames a second, one figure.
 
-python benchmarks/video_steps.py labyrinth                  the shipped model, 16 roll-outs of 96 frames for each number of steps
+python benchmarks/video_steps.py labyrinth                  the pretrained model, 16 roll-outs of 96 frames for each number of steps
 python benchmarks/video_steps.py runs/labyrinth --samples 32 --length 200
 """
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import tyro
 
 from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.pretrained import run_folder
 from diffusion_forcing.engine.report import COLOURS, figure
-from diffusion_forcing.engine.run import SHIPPED, load_run, shipped
+from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.video.figures import WINDOW, judge
 from diffusion_forcing.video.task import Folder, Video
 
@@ -24,7 +25,7 @@ class Options:
     """Roll a video model out with several numbers of denoising steps, from the same frames on."""
 
     run: tyro.conf.Positional[Path]
-    """A run's folder, or the name of a shipped model."""
+    """A run's folder, or the name of a pretrained model."""
     steps: tuple[int, ...] = (2, 5, 10, 20, 50)
     """Denoising steps a token."""
     samples: int = 16
@@ -38,7 +39,7 @@ class Options:
 
 def main(options: Options) -> None:
     name = str(options.run)
-    experiment, model = load_run(SHIPPED / name if name in shipped() else options.run)
+    experiment, model = load_run(run_folder(options.run))
     if not isinstance(experiment.task, Video):
         raise ValueError(f"{name} is no run of video")
     rows = []

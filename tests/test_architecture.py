@@ -63,7 +63,7 @@ def imports(module, file):
 
 
 def may(importer, imported):
-    """The four rules: the root imports the root and the backbones, the backbones the root, the engine both, a domain all but other domains."""
+    """Four rules: the root imports the root and the backbones, the backbones the root, the engine both, a domain all but other domains."""
     allowed = {
         "root": {"root", "backbones"},
         "backbones": {"root", "backbones"},

@@ -22,9 +22,10 @@ from ..model import DiffusionForcing
 from .config import Experiment
 from .distributed import check_device
 from .log import progress_bar
+from .pretrained import load_pretrained, model_folder, pretrained_names, run_folder
 from .recipes import RECIPES, resolve
 from .report import write_report
-from .run import load_run, load_shipped, model_folder, open_run, save_evaluation, shipped
+from .run import load_run, open_run, save_evaluation
 from .task import Table, Task
 from .train import Diverged, check, train
 
@@ -32,7 +33,7 @@ console = Console(soft_wrap=True, emoji=False)
 
 HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: every token has its own noise level.
 
-  [bold]dforce list[/]                        recipes that can be trained, and shipped models
+  [bold]dforce list[/]                        recipes that can be trained, and pretrained models
   [bold]dforce train RECIPE[/] [dim]\\[options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
   [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
@@ -42,7 +43,7 @@ HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: e
   [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
 
 Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
-A shipped model, nothing to train: [bold]dforce eval maze2d-medium --pretrained --episodes 100[/]
+A pretrained model, nothing to train: [bold]dforce eval maze2d-medium --pretrained --episodes 100[/]
 A first run, a minute long: [bold]dforce train composition && dforce eval runs/composition[/]
 Baselines are one option: [bold]--train.draw shared[/] (full-sequence diffusion) or [bold]teacher_forced[/] (next-token diffusion).
 Your own recipe: [bold]dforce train mymodule:myfunction[/], where the function returns an Experiment.
@@ -54,15 +55,15 @@ class EvalOptions:
     """Measure a trained run: print its tables, draw its figures, write eval.json and report.html."""
 
     run: tyro.conf.Positional[Path]
-    """The run's folder, such as runs/composition; with --pretrained the name of a shipped model, such as maze2d-medium."""
+    """The run's folder, such as runs/composition; with --pretrained the name of a pretrained model, such as maze2d-medium."""
     samples: int | None = None
     """Sequences to draw, or (also --episodes) episodes to play. 1000 sequences or 100 episodes if not given."""
     seed: int = 0
     """Of the sampling."""
     pretrained: bool = False
-    """Take the shipped model of that name; what is measured goes to runs/NAME-pretrained."""
+    """Take the pretrained model of that name; what is measured goes to runs/NAME-pretrained."""
     against: tuple[Path, ...] = ()
-    """Other runs or shipped models to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
+    """Other runs or pretrained models to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
     json: Path | None = None
     """Also write the metrics to this file."""
     device: str = "cpu"
@@ -74,13 +75,13 @@ class SampleOptions:
     """Draw samples from a trained run, as arrays and as a picture."""
 
     run: tyro.conf.Positional[Path]
-    """The run's folder, such as runs/composition; with --pretrained the name of a shipped model, such as maze2d-medium."""
+    """The run's folder, such as runs/composition; with --pretrained the name of a pretrained model, such as maze2d-medium."""
     samples: int | None = None
     """Sequences to draw. 100 if not given, of video 6."""
     seed: int = 0
     """Of the sampling."""
     pretrained: bool = False
-    """Take the shipped model of that name."""
+    """Take the pretrained model of that name."""
     out: Path | None = None
     """Folder to write to; RUN/samples if not given."""
     device: str = "cpu"
@@ -133,8 +134,7 @@ def list_recipes(words: list[str]) -> int:
     for name in RECIPES:
         table.add_row(name, (resolve(name).__doc__ or "").strip().split("\n")[0])
     console.print(table)
-    if shipped():
-        console.print(f"\nShipped, trained: {', '.join(shipped())}. Judge one with [bold]dforce eval NAME --pretrained[/].")
+    console.print(f"\nPretrained: {', '.join(pretrained_names())}. Evaluate one with [bold]dforce eval NAME --pretrained[/].")
     console.print("\nTrain one with [bold]dforce train NAME[/]; see its options with [bold]dforce train NAME --help[/].")
     return 0
 
@@ -212,7 +212,7 @@ def _others(runs: tuple[Path, ...], task: Task, device: str = "cpu") -> dict[str
         raise ValueError(f"{type(task).__name__} is measured one run at a time; leave out --against")
     found: dict[str, tuple[Task, DiffusionForcing]] = {}
     for path in runs:
-        experiment, model = load_shipped(str(path))[:2] if str(path) in shipped() and not path.exists() else load_run(path)
+        experiment, model = load_run(run_folder(path))
         if type(experiment.task) is not type(task):
             raise ValueError(
                 f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
@@ -325,7 +325,7 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
     """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
     words = _spelled(words)
     # The run may stand anywhere among its options; where it does not come first, it is the last word that is a run and no option's value.
-    runs = [i for i, word in enumerate(words) if word in shipped() or (Path(word) / "config.json").exists()]
+    runs = [i for i, word in enumerate(words) if word in pretrained_names() or (Path(word) / "config.json").exists()]
     runs = [i for i in runs if i == 0 or words[i - 1] not in ("--against", "--out", "--json")]
     if runs:
         at = 0 if runs[0] == 0 else runs[-1]
@@ -336,7 +336,7 @@ def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffusio
         words = [str(options.run), *(word for word in words if word != str(options.run))]
     folder = Path(words[0])
     if "--pretrained" in words:
-        experiment, model, folder = load_shipped(words[0])
+        experiment, model, folder = load_pretrained(words[0])
     else:
         experiment, model = load_run(folder)
     field = ("task", type(experiment.task), dataclasses.field(default=experiment.task))

@@ -262,7 +262,7 @@ class TrainConfig:
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     init: str | None = None
-    """Begin with the weights of a run (its folder) or of a shipped model (its name) instead of from nothing: fine-tuning. Tokens are
+    """Begin with the weights of a run (its folder) or of a pretrained model (its name) instead of from nothing: fine-tuning. Tokens are
     then encoded as that model was taught them."""
     seed: int = 0
     validate_every: int = 200

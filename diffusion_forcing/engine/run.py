@@ -101,38 +101,6 @@ def _tasks_of(folder: Path) -> tuple[type, ...]:
     return (found,)
 
 
-SHIPPED = Path(__file__).resolve().parents[2] / "pretrained"
-"""Trained models that come with the source tree, one folder each: a run's config.json, run.json and model."""
-
-
-def shipped() -> list[str]:
-    """Names of the shipped models."""
-    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
-
-
-def model_folder(name: str | Path) -> Path:
-    """The folder of a model: of a run, of a shipped model by its name, or the folder itself."""
-    folder = Path(name)
-    if str(name) in shipped() and not folder.exists():
-        folder = SHIPPED / str(name)
-    return folder / "model" if (folder / "model").is_dir() else folder
-
-
-def load_shipped(name: str, runs: Path = Path("runs")) -> tuple[Experiment, DiffusionForcing, Path]:
-    """A shipped model's experiment and weights, and a folder under runs/ for what is measured of it."""
-    if name not in shipped():
-        raise FileNotFoundError(
-            f"there is no shipped model {name!r}; there are {', '.join(shipped()) or 'none here: they come with the source tree'}. "
-            f"`dforce train {name}` trains one, if it is a recipe"
-        )
-    experiment, model = load_run(SHIPPED / name)
-    folder = runs / f"{name}-pretrained"
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in (CONFIG, ABOUT):
-        write_atomically(folder / file, lambda path, file=file: Path(path).write_text((SHIPPED / name / file).read_text()))
-    return experiment, model, folder
-
-
 def save_evaluation(folder: Path, evaluation: Evaluation, **facts: Any) -> dict[str, Any]:
     """Write eval.json and return what it says."""
     data = {**asdict(evaluation), **facts}

@@ -59,7 +59,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
     if config.judge == "score" and not hasattr(experiment.task, "score"):
         raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.judge loss")
     if isinstance(experiment.model, PainterConfig) and config.init is None:
-        raise ValueError("a painter draws what a trained model says: name that model, a run's folder or a shipped one, by --train.init")
+        raise ValueError("a painter draws what a trained model says: name that model, a run's folder or a pretrained one, by --train.init")
     if isinstance(experiment.model, PainterConfig) and config.looks > 1:
         raise ValueError(
             f"a painter's model sees a clean past, of which there is nothing to share; got looks={config.looks}, set --train.looks 1"
@@ -179,7 +179,7 @@ def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tupl
     """The task's data as tokens of a trained model, for a painter as they are, and that model, of which the run keeps a copy: it must go on
     as it began.
     """
-    from .run import model_folder
+    from .pretrained import model_folder
 
     task: Any = experiment.task
     if not hasattr(task, "data_as"):

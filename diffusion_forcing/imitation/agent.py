@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ..checks import check_options
+from ..engine.pretrained import model_folder
 from ..matrix import full_sequence
 from ..model import DiffusionForcing
 from ..sampling import Past, sample
@@ -80,9 +81,7 @@ class ImitationAgent:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
-        """From a run, a model's folder, or the name of a shipped model. options: None for those of the run, if it is one."""
-        from ..engine.run import model_folder
-
+        """From a run, a model's folder, or the name of a pretrained model. options: None for those of the run, if it is one."""
         folder = model_folder(path)
         of_run = None if folder == Path(path) else _acting_of(folder.parent)
         return agent_for(DiffusionForcing.from_pretrained(folder), options or of_run, seed)

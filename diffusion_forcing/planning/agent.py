@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ..checks import check_options
+from ..engine.pretrained import run_folder
+from ..engine.run import load_run
 from ..guidance import guide
 from ..matrix import by_name as matrix_by_name
 from ..model import DiffusionForcing
@@ -216,13 +218,11 @@ class PlanningAgent:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, options: PlanOptions | None = None, *, seed: int = 0) -> PlanningAgent:
-        """From a run of `dforce train maze2d-...`, or by the name of a shipped model such as "maze2d-medium".
+        """From a run of `dforce train maze2d-...`, or by the name of a pretrained model such as "maze2d-medium".
 
         options: how to plan; what the run says if not given.
         """
-        from ..engine.run import SHIPPED, load_run, shipped
-
-        experiment, model = load_run(SHIPPED / str(path) if str(path) in shipped() else Path(path))
+        experiment, model = load_run(run_folder(path))
         task: Any = experiment.task
         if not hasattr(task, "plan"):
             raise ValueError(f"{path} was trained for {type(task).__name__}, not for planning; train `dforce train maze2d-medium`")

@@ -43,9 +43,9 @@ class PlayOptions:
     """
 
     run: tyro.conf.Positional[Path]
-    """The run's folder, or the name of a shipped model with --pretrained."""
+    """The run's folder, or the name of a pretrained model with --pretrained."""
     pretrained: bool = False
-    """Take the shipped model of that name."""
+    """Take the pretrained model of that name."""
     keys: str = ""
     """What to do, one letter a token, such as wwwwddwww."""
     file: Path | None = None

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from ..checks import check_counts
+from ..engine.pretrained import PRETRAINED
 from ..files import cache_folder, read_tensors, write_atomically
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ STEPS = 1500
 """Of learning to walk: a minute or two."""
 VERSION = 1
 """Of how walkers learn: another one learns anew."""
-SHIPPED = Path(__file__).resolve().parents[2] / "pretrained" / "walkers"
-"""Walkers that come with the source tree."""
+WALKERS = PRETRAINED / "walkers"
+"""Walkers that come with the package."""
 
 
 class Walker(nn.Module):
@@ -178,13 +179,13 @@ def learn_to_walk(
 def walker_of(
     about: Sequence[Any], stack: int, taught_by: Callable[[], tuple[ClipSet, Sequence[int]]], progress: Progress | None = None
 ) -> Walker:
-    """The walker of a world: shipped, from the cache, or taught now by `taught_by()`, clips and the numbers of those to learn from.
+    """The walker of a world: pretrained, from the cache, or taught now by `taught_by()`, clips and the numbers of those to learn from.
 
     about: what the clips depend on, by which walkers are told apart.
     """
     digest = hashlib.sha256(repr((VERSION, stack, *about)).encode()).hexdigest()[:16]
     name = f"walker-{digest}.safetensors"
-    for folder in (SHIPPED, cache_folder()):
+    for folder in (WALKERS, cache_folder()):
         if (folder / name).is_file():
             return Walker.load(folder / name, stack)
     clips, which = taught_by()

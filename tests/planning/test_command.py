@@ -1,4 +1,4 @@
-"""dforce in the mazes: data, shipped models, and what a domain calls things."""
+"""dforce in the mazes: data, pretrained models, and what a domain calls things."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small import dforce, flat
 
-from diffusion_forcing.engine import run as runs
+from diffusion_forcing.engine import pretrained as pretrained_models
 from diffusion_forcing.planning.agent import PlanningAgent
 
 TRAIN = [
@@ -38,14 +38,14 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def shipped(trained, tmp_path, monkeypatch):
+def pretrained(trained, tmp_path, monkeypatch):
     """The run as a model that comes with the source tree."""
     folder = tmp_path / "pretrained" / "maze2d-umaze"
     for name in ("config.json", "run.json"):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(trained / name, folder / name)
     shutil.copytree(trained / "model", folder / "model")
-    monkeypatch.setattr(runs, "SHIPPED", tmp_path / "pretrained")
+    monkeypatch.setattr(pretrained_models, "PRETRAINED", tmp_path / "pretrained")
     return folder
 
 
@@ -167,15 +167,15 @@ def test_options_of_planning_are_options_of_the_command(trained, capsys):
         assert part in out
 
 
-# Shipped models.
+# Pretrained models.
 
 
 @pytest.mark.parametrize("command", ["eval", "sample"])
-def test_a_model_that_is_not_shipped_is_answered_with_those_that_are(command, here, capsys, monkeypatch):
-    monkeypatch.setattr(runs, "SHIPPED", here / "pretrained")
+def test_an_unknown_pretrained_model_is_answered_with_those_that_are(command, here, capsys, monkeypatch):
+    monkeypatch.setattr(pretrained_models, "PRETRAINED", here / "pretrained")
     assert dforce(command, "maze2d-tiny", "--pretrained") == 2
     _, err = said(capsys)
-    assert "there is no shipped model 'maze2d-tiny'; there are none here: they come with the source tree" in err
+    assert "there is no pretrained model 'maze2d-tiny'" in err
     assert "Traceback" not in err
     (here / "pretrained" / "maze2d-huge").mkdir(parents=True)
     (here / "pretrained" / "maze2d-huge" / "config.json").write_text("{}")
@@ -183,24 +183,24 @@ def test_a_model_that_is_not_shipped_is_answered_with_those_that_are(command, he
     assert "there are maze2d-huge" in said(capsys)[1]
 
 
-def test_a_shipped_model_is_judged_by_its_name(shipped, here, capsys):
+def test_a_pretrained_model_is_judged_by_its_name(pretrained, here, capsys):
     assert dforce("list") == 0
-    assert "Shipped, trained: maze2d-umaze" in said(capsys)[0]
-    before = sorted(path.name for path in shipped.rglob("*"))
+    assert "Pretrained: maze2d-umaze" in said(capsys)[0]
+    before = sorted(path.name for path in pretrained.rglob("*"))
     assert dforce("eval", "maze2d-umaze", "--pretrained", "--episodes", "2", *QUICK) == 0
     run = here / "runs" / "maze2d-umaze-pretrained"
     assert json.loads((run / "eval.json").read_text())["metrics"]["episodes"] == 2
     assert (run / "report.html").exists()
     assert (run / "figures" / "episodes.png").exists()
-    assert sorted(path.name for path in shipped.rglob("*")) == before, "what is shipped is left alone"
+    assert sorted(path.name for path in pretrained.rglob("*")) == before, "pretrained models are left alone"
 
 
-def test_pretrained_may_come_before_the_name(shipped, here):
+def test_pretrained_may_come_before_the_name(pretrained, here):
     assert dforce("sample", "--pretrained", "maze2d-umaze", "--samples", "2") == 0
     assert (here / "runs" / "maze2d-umaze-pretrained" / "samples" / "plans.npz").exists()
 
 
-def test_an_agent_comes_by_the_name_of_a_shipped_model(shipped):
+def test_an_agent_comes_by_the_name_of_a_pretrained_model(pretrained):
     agent = PlanningAgent.from_pretrained("maze2d-umaze")
     assert agent.maze.name == "umaze"
     assert (agent.options.steps, agent.options.lookahead) == (2, 2)

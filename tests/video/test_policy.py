@@ -8,7 +8,8 @@ import torch
 from oracles import randomised, seeded
 
 from diffusion_forcing.engine.config import ModelConfig, SpaceTimeConfig
-from diffusion_forcing.engine.run import SHIPPED, load_run
+from diffusion_forcing.engine.pretrained import PRETRAINED
+from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.video import figures as video_pictures
 from diffusion_forcing.video import policy as walking
 from diffusion_forcing.video.clips import ClipSet
@@ -234,12 +235,12 @@ LED = ["labyrinth", "voxels"]
 
 
 @pytest.mark.parametrize("name", LED)
-def test_shipped_worlds_have_their_walkers_with_them(name, monkeypatch):
-    task = load_run(SHIPPED / name)[0].task
+def test_pretrained_worlds_have_their_walkers(name, monkeypatch):
+    task = load_run(PRETRAINED / name)[0].task
     assert task.sampling.walks
     monkeypatch.setattr(walking, "learn_to_walk", None)  # not taught here: that would want thousands of clips
     assert task.walker().ways.shape == (walking.WAYS, 8)
 
 
-def test_no_walker_is_shipped_without_its_world():
-    assert len(list(walking.SHIPPED.glob("*.safetensors"))) == len(LED)
+def test_no_walker_without_its_world():
+    assert len(list(walking.WALKERS.glob("*.safetensors"))) == len(LED)
