@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench lint format clean
+.PHONY: help demo test test-slow bench docs lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -28,6 +28,15 @@ test: $(BIN)/pytest lint  ## set up, lint, check types and run the tests (under 
 
 test-slow: $(BIN)/pytest  ## the tests that take minutes each
 	$(BIN)/pytest -m slow
+
+$(BIN)/zensical: pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'zensical>=0.0.40' 'mkdocstrings-python>=2'
+	touch $@
+
+docs: $(BIN)/zensical  ## build the documentation, with search and API reference, into site/
+	$(BIN)/zensical build --clean --strict
+	@echo "Open site/index.html, or look at it while writing: $(BIN)/zensical serve"
 
 bench: $(BIN)/dforce  ## speed, as ratios within one run
 	$(BIN)/python benchmarks/run.py
