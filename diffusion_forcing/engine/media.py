@@ -1,32 +1,37 @@
-"""Films and sheets of frames: uint8 (t, h, w, 3) to .mp4, .gif or .webp as they come, and clips side by side on one page.
+"""Pictures and films: frames fitted to a size, bytes and numbers, films written to .mp4, .gif or .webp, and sheets of clips.
 
-.gif and .webp are put together here from Pillow's stills, one at a time: Pillow's own animations keep every frame until the end.
-.webp keeps each pixel as it is, .gif 256 colours a frame, .mp4 (H.264, by PyAV) is the smallest and near the truth.
+Frames are uint8 (t, h, w, 3) everywhere. An .mp4 is written by PyAV as frames come, .gif and .webp by Pillow when the film is closed.
+.webp keeps each pixel as it is, .gif 256 colours a frame, .mp4 (H.264) is the smallest and nearly lossless.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import tempfile
 from collections.abc import Sequence
 from fractions import Fraction
-from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from ..checks import check_counts
+from ..files import write_atomically
+from .report import COLOURS, STYLE
 
 Frames = NDArray[np.uint8]
 ENDINGS = (".mp4", ".gif", ".webp")
 LARGEST = {".mp4": 16384, ".gif": 65535, ".webp": 16383}
-"""Height and width that the formats, or the encoder, end at."""
+"""Largest height and width of each format, or of its encoder."""
 FASTEST = {".mp4": 1000, ".gif": 50, ".webp": 1000}
-"""Frames a second. Of a gif that asks for more than 50, browsers show 10."""
+"""Frames a second. A gif that asks for more than 50 is shown at 10 by browsers."""
 BAND = 14
 """Height of the names above films, in pixels."""
 GAP = 2
@@ -34,12 +39,75 @@ PAGE = 30_000
 """The longest side of a sheet, in pixels."""
 
 
+class Unreadable(ValueError):
+    """A file that cannot be read as what it should be; others in its folder may be fine."""
+
+
+# Frames.
+
+
+def to_floats(frames: ArrayLike) -> Tensor:
+    """Bytes to numbers from 0 to 1, of the same shape."""
+    return torch.tensor(np.ascontiguousarray(frames)).float() / 255
+
+
+def to_bytes(frames: Tensor) -> Frames:
+    """Numbers from 0 to 1 to bytes; what lies outside is clipped."""
+    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def fit_square(frames: NDArray[Any], px: int) -> Frames:
+    """Frames (..., h, w, 3), bytes or numbers from 0 to 1, to (..., px, px, 3): the central square, each pixel the mean of its area."""
+    height, width = frames.shape[-3:-1]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = frames[..., top : top + side, left : left + side, :]
+    whole = frames.dtype == np.uint8
+    if side == px and whole:
+        return np.ascontiguousarray(square)
+    mean = square.astype(np.float32)
+    if side != px:
+        area = _areas(side, px)
+        rows = (area @ mean.reshape(*mean.shape[:-2], side * 3)).reshape(*mean.shape[:-3], px, side, 3)
+        mean = area @ rows
+    return ((mean if whole else 255 * mean) + 0.5).clip(0, 255).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=16)
+def _areas(side: int, px: int) -> NDArray[np.float32]:
+    """(px, side): the share of each new pixel that lies on each old one. Rows sum to 1."""
+    edges = np.arange(px + 1) * (side / px)
+    old = np.arange(side)
+    overlap = np.minimum(edges[1:, None], old + 1) - np.maximum(edges[:-1, None], old)
+    return (overlap.clip(0) * (px / side)).astype(np.float32)
+
+
+def as_frames(frames: ArrayLike) -> Frames:
+    """(t, h, w, 3) from that or from one frame (h, w, 3); anything but bytes of three colours is refused."""
+    array = np.asarray(frames)
+    if array.dtype != np.uint8:
+        raise ValueError(f"frames are uint8, 0 to 255; got {array.dtype}, convert them: (255 * x).round().clip(0, 255) of numbers 0 to 1")
+    if array.ndim not in (3, 4) or array.shape[-1] != 3 or 0 in array.shape[-3:]:
+        raise ValueError(f"frames have the shape (t, h, w, 3), one (h, w, 3); got {array.shape}")
+    return array if array.ndim == 4 else array[None]
+
+
+def grid(clips: Frames, columns: int = 6) -> Frames:
+    """Clips (n, t, h, w, 3) as one film (t, rows * h, columns * w, 3), at most so many columns."""
+    columns = min(len(clips), columns)
+    whole = np.concatenate([clips, np.zeros((-len(clips) % columns, *clips.shape[1:]), np.uint8)])
+    return np.concatenate([np.concatenate(list(whole[i : i + columns]), axis=2) for i in range(0, len(whole), columns)], axis=1)
+
+
+# Films.
+
+
 class Film:
     """A file to which frames are added: `with Film("walk.mp4", fps=15, scale=4) as film: film.add(frames)`.
 
-    Memory does not grow with the frames. The file has its name once it is whole: after an error, or in the midst of writing, what was
-    there before is there still. scale: each pixel becomes a square of scale x scale. An .mp4 has even sides, so that a last odd row or
-    column stands twice.
+    The file has its name once it is whole: after an error, or while it is written, what was there before is there still. scale: each
+    pixel becomes a square of scale x scale. Memory does not grow with the frames of an .mp4; it has even sides, so that a last odd row or
+    column is repeated. In .gif and .webp a frame that equals the one before prolongs it.
     """
 
     def __init__(self, path: str | Path, fps: float = 15, scale: int = 1) -> None:
@@ -55,10 +123,10 @@ class Film:
         check_counts(scale=scale)
         if ending == ".mp4":
             import_av()  # now, rather than after the first frame has been computed
-        self._ending, self._fps, self._scale = ending, fps, int(scale)
+        self._ending, self._fps, self._scale = ending, Fraction(fps).limit_denominator(100_000), int(scale)
         self._shape: tuple[int, ...] | None = None
-        self._file: IO[bytes] | None = None
-        self._writer: _Gif | _Webp | _Mp4 | None = None
+        self._temporary: Path | None = None
+        self._encoder: _Mp4 | _Stills | None = None
         self._closed = False
 
     def __enter__(self) -> Film:
@@ -81,8 +149,8 @@ class Film:
             raise ValueError(f"the frames of a film have one size; {self.path.name} began with {self._shape}, now came {array.shape[1:]}")
         try:
             for frame in array:
-                assert self._writer is not None
-                self._writer.add(frame, self._scale)
+                assert self._encoder is not None
+                self._encoder.add(_enlarge(frame, self._scale))
                 self.frames += 1
         except BaseException:
             self.discard()  # a frame may be half written: nothing can follow it
@@ -92,17 +160,16 @@ class Film:
         """Finish the file and give it its name."""
         if self._closed:
             return
-        if self._writer is None or self._file is None:
+        if self._encoder is None or self._temporary is None:
             self._closed = True
             raise ValueError(f"{self.path.name} has no frames; add one at least")
         try:
-            self._writer.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._encoder.close()
+            with open(self._temporary, "rb") as file:
+                os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(self._temporary, 0o666 & ~umask)  # a temporary file is for its owner alone
+            self._temporary.chmod(0o666 & ~umask)  # a temporary file is for its owner alone
             os.replace(self._temporary, self.path)
             self._closed = True
         finally:
@@ -113,12 +180,10 @@ class Film:
         if self._closed:
             return
         self._closed = True
-        if self._file is None:
-            return
-        if isinstance(self._writer, _Mp4):
-            self._writer.drop()
-        self._file.close()
-        Path(self._temporary).unlink(missing_ok=True)
+        if isinstance(self._encoder, _Mp4):
+            self._encoder.abandon()
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
 
     def _open(self, shape: tuple[int, ...]) -> None:
         height, width = shape[0] * self._scale, shape[1] * self._scale
@@ -126,27 +191,69 @@ class Film:
             raise ValueError(f"a {self._ending} has at most {LARGEST[self._ending]} pixels a side; got {height} x {width}, make it smaller")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A name of its own: two writers of one film would else write into one another.
-        number, self._temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
-        self._file, self._shape = os.fdopen(number, "w+b"), shape
-        fps = Fraction(self._fps).limit_denominator(100_000)
+        number, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".tmp", dir=self.path.parent)
+        os.close(number)
+        self._temporary, self._shape = Path(name), shape
         try:
             if self._ending == ".mp4":
-                self._writer = _Mp4(self._temporary, height, width, fps)  # by name: it reads what it wrote, to move it
+                self._encoder = _Mp4(self._temporary, height, width, self._fps)
             else:
-                self._writer = (_Gif if self._ending == ".gif" else _Webp)(self._file, height, width, fps)
+                self._encoder = _Stills(self._temporary, self._ending, self._fps)
         except BaseException:
             self.discard()
             raise
 
 
-def as_frames(frames: ArrayLike) -> Frames:
-    """(t, h, w, 3) from that or from one frame (h, w, 3); anything but bytes of three colours is refused."""
-    array = np.asarray(frames)
-    if array.dtype != np.uint8:
-        raise ValueError(f"frames are uint8, 0 to 255; got {array.dtype}, convert them: (255 * x).round().clip(0, 255) of numbers 0 to 1")
-    if array.ndim not in (3, 4) or array.shape[-1] != 3 or 0 in array.shape[-3:]:
-        raise ValueError(f"frames have the shape (t, h, w, 3), one (h, w, 3); got {array.shape}")
-    return array if array.ndim == 4 else array[None]
+class _Mp4:
+    """H.264 by PyAV, with the table of contents in front, so that it plays while it loads."""
+
+    def __init__(self, file: Path, height: int, width: int, fps: Fraction) -> None:
+        self._av = import_av()
+        self._odd = ((0, height % 2), (0, width % 2), (0, 0))
+        self._container = self._av.open(str(file), "w", format="mp4", options={"movflags": "faststart"})
+        # One thread: the bytes do not depend on the machine, and small frames gain nothing from more.
+        self._stream = self._container.add_stream("libx264", rate=fps, options={"crf": "16", "preset": "medium", "threads": "1"})
+        self._stream.width, self._stream.height, self._stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
+
+    def add(self, frame: Frames) -> None:
+        pixels = np.pad(frame, self._odd, mode="edge")
+        self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+    def abandon(self) -> None:
+        try:
+            self._container.close()  # it writes to the file, which is about to be removed
+        except Exception:
+            return  # the error on the way here is the one to report
+
+
+class _Stills:
+    """.gif or .webp by Pillow: frames are kept, those of a gif in 256 colours, until the film is closed."""
+
+    def __init__(self, file: Path, ending: str, fps: Fraction) -> None:
+        from PIL import features
+
+        if ending == ".webp" and not features.check("webp"):
+            raise ImportError("this Pillow was built without webp; write .gif or .mp4, or install Pillow's own wheel")
+        self._file, self._ending, self._fps = file, ending, fps
+        self._stills: list[Any] = []
+
+    def add(self, frame: Frames) -> None:
+        from PIL import Image
+
+        still = Image.fromarray(frame)
+        self._stills.append(still.quantize(256, dither=Image.Dither.NONE) if self._ending == ".gif" else still)
+
+    def close(self) -> None:
+        tick = 10 if self._ending == ".gif" else 1  # milliseconds
+        ends = [round(i * 1000 / (tick * self._fps)) * tick for i in range(len(self._stills) + 1)]  # so that the whole film keeps time
+        options: dict[str, Any] = {} if self._ending == ".gif" else {"lossless": True, "quality": 50, "method": 2}
+        durations = [end - begin for begin, end in pairwise(ends)]
+        first, *rest = self._stills
+        first.save(self._file, self._ending[1:].upper(), save_all=True, append_images=rest, duration=durations, loop=0, **options)
 
 
 def import_av() -> Any:
@@ -168,7 +275,7 @@ def film_name(stem: str) -> str:
 
 
 def write_film(folder: Path, stem: str, frames: ArrayLike, fps: float = 15, scale: int = 1) -> str:
-    """Frames (t, h, w, 3) that are all there, as a film in a folder. Returns the name of its file."""
+    """Write frames (t, h, w, 3) as a film into a folder. Returns the name of its file."""
     name = film_name(stem)
     with Film(folder / name, fps=fps, scale=scale) as film:
         film.add(frames)
@@ -179,110 +286,7 @@ def _enlarge(frame: NDArray[Any], scale: int) -> NDArray[Any]:
     return frame if scale == 1 else frame.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
-class _Clock:
-    """How long each frame stands in whole ticks, such that the film as a whole keeps time."""
-
-    def __init__(self, fps: Fraction, ticks: int) -> None:
-        self._each, self._shown = Fraction(ticks) / fps, 0
-
-    def next(self) -> int:
-        before = round(self._shown * self._each)
-        self._shown += 1
-        return round(self._shown * self._each) - before
-
-
-class _Gif:
-    """Stills, each with a colour table of its own, behind one another."""
-
-    def __init__(self, file: IO[bytes], height: int, width: int, fps: Fraction) -> None:
-        self._file, self._clock = file, _Clock(fps, 100)
-        file.write(b"GIF89a" + width.to_bytes(2, "little") + height.to_bytes(2, "little") + bytes(3))
-        file.write(b"!\xff\x0bNETSCAPE2.0\x03\x01\0\0\0")  # again and again
-
-    def add(self, frame: Frames, scale: int) -> None:
-        from PIL import Image
-
-        few = Image.fromarray(frame).quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-        indices = _enlarge(np.asarray(few), scale)
-        image = Image.frombytes("P", (indices.shape[1], indices.shape[0]), indices.tobytes())
-        image.putpalette(few.getpalette() or [])
-        still = BytesIO()
-        image.save(still, "GIF", interlace=False)
-        data = still.getvalue()
-        size = data[10] & 7  # of the still's colour table, 2 to the size + 1 colours
-        at = 13 + 3 * 2 ** (size + 1)
-        table = data[13:at]
-        while data[at : at + 1] == b"!":  # extensions: two bytes, then blocks that begin with their length, the last of which is 0
-            at += 2
-            while data[at]:
-                at += data[at] + 1
-            at += 1
-        assert (data[at : at + 1], data[at + 9], data[-1:]) == (b",", 0, b";")
-        stands = min(self._clock.next(), 65535).to_bytes(2, "little")
-        self._file.write(b"!\xf9\x04\x04" + stands + b"\0\0")
-        self._file.write(data[at : at + 9] + bytes([0x80 | size]) + table + data[at + 10 : -1])
-
-    def close(self) -> None:
-        self._file.write(b";")
-
-
-class _Webp:
-    """Lossless stills in one container, whose length is filled in at the end."""
-
-    def __init__(self, file: IO[bytes], height: int, width: int, fps: Fraction) -> None:
-        from PIL import features
-
-        if not features.check("webp"):
-            raise ImportError("this Pillow was built without webp; write .gif or .mp4, or install Pillow's own wheel")
-        self._file, self._clock = file, _Clock(fps, 1000)
-        self._sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-        file.write(b"RIFF\0\0\0\0WEBP" + _chunk(b"VP8X", b"\x02\0\0\0" + self._sides))  # 2: it moves
-        file.write(_chunk(b"ANIM", bytes(6)))  # again and again
-
-    def add(self, frame: Frames, scale: int) -> None:
-        from PIL import Image
-
-        still = BytesIO()
-        Image.fromarray(_enlarge(frame, scale)).save(still, "WEBP", lossless=True, quality=50, method=2)
-        picture = still.getvalue()[12:]
-        assert picture[:4] == b"VP8L"
-        stands = min(self._clock.next(), 2**24 - 1).to_bytes(3, "little")
-        self._file.write(_chunk(b"ANMF", bytes(6) + self._sides + stands + b"\x02" + picture))  # 2: covers what was there
-
-    def close(self) -> None:
-        length = self._file.tell()
-        self._file.seek(4)
-        self._file.write((length - 8).to_bytes(4, "little"))
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return name + len(content).to_bytes(4, "little") + content + bytes(len(content) % 2)
-
-
-class _Mp4:
-    """H.264 by PyAV, with the table of contents in front, so that it plays while it loads."""
-
-    def __init__(self, name: str, height: int, width: int, fps: Fraction) -> None:
-        self._av = import_av()
-        self._odd = ((0, height % 2), (0, width % 2), (0, 0))
-        self._container = self._av.open(name, "w", format="mp4", options={"movflags": "faststart"})
-        # One thread: the bytes do not depend on the machine, and small frames gain nothing from more.
-        self._stream = self._container.add_stream("libx264", rate=fps, options={"crf": "16", "preset": "medium", "threads": "1"})
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width + width % 2, height + height % 2, "yuv420p"
-
-    def add(self, frame: Frames, scale: int) -> None:
-        pixels = np.pad(_enlarge(frame, scale), self._odd, mode="edge")
-        self._container.mux(self._stream.encode(self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
-
-    def close(self) -> None:
-        self._container.mux(self._stream.encode())
-        self._container.close()
-
-    def drop(self) -> None:
-        try:
-            self._container.close()  # it writes to the file, which is about to go
-        except Exception:
-            return  # the error on the way here is the one to tell
+# Pages.
 
 
 def side_by_side(films: Sequence[tuple[str, ArrayLike]], scale: int = 1) -> Frames:
@@ -322,9 +326,6 @@ def contact_sheet(clips: ArrayLike, path: str | Path, names: Sequence[str] | Non
 
     mark: how many frames at the start are context: these are framed in blue, those that follow in red.
     """
-    from ..files import write_atomically
-    from .report import COLOURS, STYLE
-
     file, array = Path(path), np.asarray(clips)
     if file.suffix.lower() != ".png":
         raise ValueError(f"sheets are written as .png; got {file.name}")

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_counts
-from ..engine.media import import_av
+from ..engine.media import Unreadable, fit_square, import_av
 from ..planning.data import Told
-from ..video.clips import Unreadable, fit
 from .demonstrations import Array, Demonstrations, Pictures
 
 LATE = 2.5
@@ -338,7 +337,7 @@ def _stored(cells: list[Any], layout: _Layout, feature: str, what: str, px: int)
                     raise Unreadable(f"{what} has no picture of {feature!r} at frame {len(made)}")
                 data = (layout.root / path).read_bytes()
             with Image.open(io.BytesIO(data)) as image:
-                made.append(fit(np.asarray(image.convert("RGB")), px))
+                made.append(fit_square(np.asarray(image.convert("RGB")), px))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             if isinstance(error, Unreadable):
                 raise
@@ -356,14 +355,14 @@ def _frames(file: Path, what: str, times: NDArray[np.float64], fps: float, px: i
         while len(made) < len(times) and times[len(made)] < (at - 0.5 / fps if last is None else (last[0] + at) / 2):
             near = (at, frame) if last is None else last
             _check_near(near[0], times[len(made)], fps, what)
-            made.append(fit(near[1].to_ndarray(format="rgb24"), px))
+            made.append(fit_square(near[1].to_ndarray(format="rgb24"), px))
         if len(made) == len(times):
             return np.stack(made)
         last = (at, frame)
     if last is None:
         raise Unreadable(f"{what} holds no frames at {times[0]:.2f} s")
     _check_near(last[0], times[-1], fps, what)
-    made += [fit(last[1].to_ndarray(format="rgb24"), px)] * (len(times) - len(made))
+    made += [fit_square(last[1].to_ndarray(format="rgb24"), px)] * (len(times) - len(made))
     return np.stack(made)
 
 

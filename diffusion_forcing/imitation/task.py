@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from ..checks import check_options
+from ..engine.media import to_bytes
 from ..engine.task import Evaluation, Progress, Table, TaskData
-from ..video.codec import to_bytes
 from ..windows import Windows
 from .agent import ActOptions, ImitationAgent, agent_for
 from .image_tokens import Planes

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import hashlib
 import json
 import multiprocessing
@@ -39,9 +38,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_counts
-from ..engine.media import import_av
+from ..engine.media import Unreadable, fit_square, import_av
+from ..engine.task import Progress
 from ..files import cache_folder
-from ..planning.data import Told
 from .worlds.world import Clip, Frame, World
 
 STREAMS = (".mp4", ".m4v", ".mov")
@@ -54,10 +53,6 @@ STALE = 3600.0
 """Seconds after which a making of which nothing was heard is taken for killed."""
 BOXES = (b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"styp", b"sidx", b"mfra", b"uuid", b"meta")
 Raw = NDArray[Any]
-
-
-class Unreadable(ValueError):
-    """A file that is no clip. Others in its folder may be."""
 
 
 class ClipSet(NamedTuple):
@@ -106,7 +101,7 @@ def read_clips(
     folder: str | Path,
     px: int = 64,
     fps: float | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
     *,
     shortest: int = 1,
     action_kinds: int | None = None,
@@ -131,7 +126,7 @@ def prepare_clips(
     folder: str | Path,
     px: int = 64,
     fps: float | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
     *,
     shortest: int = 1,
     action_kinds: int | None = None,
@@ -202,7 +197,7 @@ def _each(
     px: int,
     fps: float | None,
     shortest: int,
-    progress: Told | None,
+    progress: Progress | None,
     notes: list[str],
 ) -> Iterator[tuple[str, Frame, Raw | None]]:
     """Name, frames and actions of each clip that can be read; notes on the others. Raises where there is none."""
@@ -269,37 +264,11 @@ def _read(file: Path, beside: Path | None, px: int, fps: float | None) -> tuple[
 # Decoding.
 
 
-def fit(frames: NDArray[Any], px: int) -> Frame:
-    """Frames (..., px, px, 3) from bytes or numbers 0 to 1 (..., h, w, 3): the square in the middle, each pixel the mean of its area."""
-    height, width = frames.shape[-3:-1]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    square = frames[..., top : top + side, left : left + side, :]
-    whole = frames.dtype == np.uint8
-    if side == px and whole:
-        return np.ascontiguousarray(square)
-    mean = square.astype(np.float32)
-    if side != px:
-        area = _areas(side, px)
-        rows = (area @ mean.reshape(*mean.shape[:-2], side * 3)).reshape(*mean.shape[:-3], px, side, 3)
-        mean = area @ rows
-    return ((mean if whole else 255 * mean) + 0.5).clip(0, 255).astype(np.uint8)
-
-
-@functools.lru_cache(maxsize=16)
-def _areas(side: int, px: int) -> NDArray[np.float32]:
-    """(px, side): the share of each new pixel that lies on each old one. Rows sum to 1."""
-    edges = np.arange(px + 1) * (side / px)
-    old = np.arange(side)
-    overlap = np.minimum(edges[1:, None], old + 1) - np.maximum(edges[:-1, None], old)
-    return (overlap.clip(0) * (px / side)).astype(np.float32)
-
-
 def _film(shown: Iterator[tuple[float, float, Frame]], px: int, fps: float | None) -> tuple[Frame, tuple[int, int] | None]:
     """Frames (t, px, px, 3) of (begin, duration, frame), and how many there were and are, if fps changed that."""
     kept: list[Frame] = []
     if fps is None:
-        kept = [fit(frame, px) for _, _, frame in shown]
+        kept = [fit_square(frame, px) for _, _, frame in shown]
         if not kept:
             raise Unreadable("holds no frames")
         return np.stack(kept), None
@@ -311,7 +280,7 @@ def _film(shown: Iterator[tuple[float, float, Frame]], px: int, fps: float | Non
         while small is not None and len(kept) / fps + late < begin - start:
             kept.append(small)
             taken.append(number - 2)
-        small, end = fit(frame, px), begin - start + duration
+        small, end = fit_square(frame, px), begin - start + duration
     while small is not None and len(kept) / fps + late < end:
         kept.append(small)
         taken.append(number - 1)
@@ -429,7 +398,7 @@ def _from_array(array: NDArray[Any], px: int) -> Frame:
         part = np.asarray(frames[first : first + 64])
         if part.dtype != np.uint8 and not (part.min() >= 0 and part.max() <= 1):
             raise Unreadable(f"holds numbers from {part.min():g} to {part.max():g}; frames are uint8, or numbers from 0 to 1")
-        parts.append(fit(part, px))
+        parts.append(fit_square(part, px))
     return np.concatenate(parts)
 
 
@@ -524,7 +493,7 @@ def _finish(raws: list[tuple[str, int, Raw | None]], action_kinds: int | None) -
 # Worlds.
 
 
-def prepare_world(world: World, clips: int, frames: int, seed: int = 0, progress: Told | None = None, workers: int = 1) -> ClipSet:
+def prepare_world(world: World, clips: int, frames: int, seed: int = 0, progress: Progress | None = None, workers: int = 1) -> ClipSet:
     """Walks through a world from the cache, made if they are not there: `clips` of them, `frames` long.
 
     The first clips of a larger set are those of a smaller one, and two seeds share none. A changed world is noticed, since its first

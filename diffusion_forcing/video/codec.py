@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
@@ -216,16 +214,6 @@ class Painted(nn.Module):
             before = [rearrange(part, "b t s h w c -> (b t) (s c) h w") for part in (beyond, carried[..., 3:])]
         drawn = self.painter((tokens / self.variance.sqrt()).flatten(0, 1), *before)
         return plain + rearrange(drawn, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
-
-
-def floats(frames: Any) -> Tensor:
-    """Bytes to numbers from 0 to 1."""
-    return torch.tensor(np.ascontiguousarray(frames)).float() / 255
-
-
-def to_bytes(frames: Tensor) -> NDArray[np.uint8]:
-    """Numbers from 0 to 1 to bytes."""
-    return (frames.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:

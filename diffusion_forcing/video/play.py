@@ -15,10 +15,10 @@ import tyro
 from numpy.typing import NDArray
 from torch import Generator
 
+from ..engine.media import Film, fit_square, to_bytes, to_floats
 from ..matrix import by_name
 from ..sampling import Past, grow, preferred
-from .clips import fit, read_actions
-from .codec import floats, to_bytes
+from .clips import read_actions
 from .decoder import Drawing
 from .policy import Walker
 from .task import Folder, Video, compile_next, encoded
@@ -78,7 +78,7 @@ class Player:
         self.past = Past(model, None)
         self.past.add(tokens, self._cond(acted), 0)
         self.event = tuple(tokens.shape[2:])
-        self.drawing = Drawing(model, tokens[:, -1], floats(self.first[None, -1]).to(model.device))
+        self.drawing = Drawing(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
         if task.sampling.compile:
             compile_next(model)
 
@@ -130,8 +130,6 @@ def actions_of(keys: str, known: dict[str, tuple[float, ...]], stack: int) -> It
 
 def play(options: PlayOptions, task: Any, model: DiffusionForcing, folder: Path) -> Path:
     """Lead a model by keys, a file, a window or the terminal; returns the film."""
-    from ..engine.media import Film
-
     if not isinstance(task, Video):
         raise ValueError(f"only video models can be played; this one is of {type(task).__name__}")
     image = None if options.image is None else read_picture(options.image, task.world.px)
@@ -158,7 +156,7 @@ def read_picture(file: Path, px: int) -> Frames:
         raise FileNotFoundError(f"there is no picture {file}; check the path")
     try:
         with Image.open(file) as picture:
-            return fit(np.asarray(picture.convert("RGB")), px)
+            return fit_square(np.asarray(picture.convert("RGB")), px)
     except OSError as error:
         raise ValueError(f"{file} is no picture, or damaged; a .png or .jpg is one") from error
 

@@ -17,11 +17,12 @@ from torch import Generator, Tensor, nn
 
 from ..backbones.space_time import SpaceTime
 from ..checks import check_divides, check_options
+from ..engine.media import to_bytes, to_floats
 from ..engine.task import Evaluation, Progress, Table, TaskData
 from ..guidance import recall
 from ..matrix import by_name
 from ..sampling import conveyor, stream
-from .codec import Painted, Patches, Pixels, floats, to_bytes
+from .codec import Painted, Patches, Pixels
 from .decoder import Drawing
 from .policy import Walker, walker_of
 from .windows import ClipWindows
@@ -260,7 +261,7 @@ class Video:
             return Pixels(self.stack)
         some = np.array(which)[np.unique(np.linspace(0, len(which) - 1, min(FIT, len(which))).astype(int))]
         length = min(int(clips.lengths[some].min()), 64) // self.stack * self.stack
-        frames = floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
+        frames = to_floats(np.stack([clips.clip(int(i)).frames[:length] for i in some]))
         return Patches.fit(frames, self.stack, self.patch, self.components, self.whiten)
 
     def roll_out(
@@ -301,7 +302,7 @@ class Video:
             matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
             chunks = stream(model, matrix, tokens, given, cond, wrap=sampling.wrap(), **options)
         led = None if walker is None or cond is None else Led(self, walker, context, actions, cond, generator)
-        drawing = Drawing(model) if given is None else Drawing(model, given[:, -1], floats(context[:, -1]).to(model.device))  # type: ignore[index]
+        drawing = Drawing(model) if given is None else Drawing(model, given[:, -1], to_floats(context[:, -1]).to(model.device))  # type: ignore[index]
         done = 0
         while done < tokens:
             if led is not None and done >= (sampling.led or 0):
@@ -343,7 +344,7 @@ class Video:
             said = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8), draws=2, generator=heard)
             said = said[:, before + tokens : before + tokens + after]
         best = said.sum(1).view(b, draws).argmax(1)
-        drawing = Drawing(model, known[0][:, -1], floats(first[:, -1]).to(model.device)) if before else Drawing(model)
+        drawing = Drawing(model, known[0][:, -1], to_floats(first[:, -1]).to(model.device)) if before else Drawing(model)
         told = None if cond is None else cond[::draws, before : before + tokens]
         return to_bytes(drawing(made.unflatten(0, (b, draws))[torch.arange(b), best], told))
 
@@ -663,7 +664,7 @@ def compile_next(model: DiffusionForcing) -> None:
 
 def encoded(model: DiffusionForcing, frames: Frames) -> Tensor:
     """Frames (b, t * stack, px, px, 3) as tokens, where the model is."""
-    tokens: Tensor = model.codec.encode(floats(frames).to(model.device))  # type: ignore[union-attr, operator]
+    tokens: Tensor = model.codec.encode(to_floats(frames).to(model.device))  # type: ignore[union-attr, operator]
     return tokens
 
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
+from ..engine.media import to_floats
 from ..windows import Batch
 from .clips import ClipSet
-from .codec import floats
 
 AT_ONCE = 16  # windows encoded at a time: their frames as floats take four times the room
 
@@ -76,7 +76,7 @@ class ClipWindows:
             seen = [self._clips.frames[at : at + self.frames] for at in places]
             if self.mirror:
                 seen = [one[:, :, ::-1] if any(mirrored) else one for one, (_, _, *mirrored) in zip(seen, part.tolist(), strict=True)]
-            x.append(self._codec.encode(floats(np.stack(seen))))  # type: ignore[operator]
+            x.append(self._codec.encode(to_floats(np.stack(seen))))  # type: ignore[operator]
             told = [() if self.mirror else row[2:] for row in part.tolist()]
             cond += [self._told(self._actions(at, *until)) for at, until in zip(places, told, strict=True)]
         tokens = torch.cat(x)

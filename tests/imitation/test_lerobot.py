@@ -9,10 +9,9 @@ import warnings
 import numpy as np
 import pytest
 
-from diffusion_forcing.engine.media import Film
+from diffusion_forcing.engine.media import Film, fit_square
 from diffusion_forcing.imitation.lerobot import read_lerobot
 from diffusion_forcing.imitation.task import moments_of
-from diffusion_forcing.video.clips import fit
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot data need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot data need pyarrow")
@@ -216,7 +215,7 @@ def test_pictures_in_tables_are_cut_and_averaged_as_clips_are(tmp_path):
     frames = rng.integers(0, 256, (3, 24, 40, 3), np.uint8)
     save(tmp_path / parts(0)[0], table({**episode(0, 3), TOP: frames}, (TOP,)))
     for px in (24, 12, 7):
-        np.testing.assert_array_equal(read_lerobot(tmp_path, px=px).images["top"][0], fit(frames, px))
+        np.testing.assert_array_equal(read_lerobot(tmp_path, px=px).images["top"][0], fit_square(frames, px))
 
 
 def test_a_picture_may_be_a_file_beside_the_table(tmp_path):

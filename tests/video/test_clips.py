@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from worlds import Flat
 
-from diffusion_forcing.engine.media import Film
+from diffusion_forcing.engine.media import Film, Unreadable
 from diffusion_forcing.video import clips as module
-from diffusion_forcing.video.clips import Unreadable, fit, prepare_clips, prepare_world, read_actions, read_clip, read_clips
+from diffusion_forcing.video.clips import prepare_clips, prepare_world, read_actions, read_clip, read_clips
 
 try:
     import av
@@ -98,18 +98,6 @@ def test_the_published_minecraft_set_is_read_as_it_is(folder):
 
 
 # Sizes and rates.
-
-
-def test_averages_of_areas_are_those_of_blocks_and_keep_the_mean():
-    rng = np.random.default_rng(0)
-    frames = rng.integers(0, 256, (2, 96, 128, 3), dtype=np.uint8)
-    centre = frames[:, :, 16:112]
-    blocks = centre.reshape(2, 32, 3, 32, 3, 3).mean(axis=(2, 4))
-    np.testing.assert_allclose(fit(frames, 32), blocks, atol=0.51)
-    assert abs(fit(frames, 40).mean() - centre.mean()) < 0.1
-    np.testing.assert_array_equal(fit(frames[:, :8, :8], 16), frames[:, :8, :8].repeat(2, axis=1).repeat(2, axis=2))
-    np.testing.assert_array_equal(fit(np.full((50, 33, 3), 200, np.uint8), 7), np.full((7, 7, 3), 200))
-    np.testing.assert_array_equal(fit(frames[0], 96), centre[0])
 
 
 def test_the_square_is_cut_from_the_middle_of_tall_and_wide_films(folder):

@@ -10,9 +10,10 @@ from small import differing, small, walks_model, weights
 
 from diffusion_forcing import DiffusionForcing, sample
 from diffusion_forcing.engine.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
+from diffusion_forcing.engine.media import to_floats
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.video import decoder as painting
-from diffusion_forcing.video.codec import Painted, Painter, Patches, Pixels, floats
+from diffusion_forcing.video.codec import Painted, Painter, Patches, Pixels
 from diffusion_forcing.video.decoder import Drawing, Painting, carry
 from diffusion_forcing.video.lpips import Perception
 from diffusion_forcing.video.play import Player
@@ -176,8 +177,8 @@ def test_only_the_painter_learns_and_learns_to_draw(tmp_path):
     drawer = DiffusionForcing.from_pretrained(tmp_path / "model")
     assert isinstance(drawer.codec, Painted)
     frames, _ = TASK.judged_by(6, 8, part="real")
-    tokens = drawer.codec.encode(floats(frames))
-    plain, drawn = ((codec.decode(tokens) - floats(frames)).abs().mean() for codec in (drawer.codec.patches, drawer.codec))
+    tokens = drawer.codec.encode(to_floats(frames))
+    plain, drawn = ((codec.decode(tokens) - to_floats(frames)).abs().mean() for codec in (drawer.codec.patches, drawer.codec))
     assert drawn < 0.95 * plain
 
 
