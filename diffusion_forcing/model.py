@@ -19,7 +19,7 @@ from .weighting import WEIGHTS, FusedSNR, Weight
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
 
 
-class DiffusionForcing(Pretrained, nn.Module):
+class DiffusionForcing(Pretrained):
     """A sequence model in which every token has its own noise level.
 
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.

@@ -1,4 +1,4 @@
-"""Models on disk: config.json + model.safetensors, written and read through huggingface_hub's mixin.
+"""Models on disk: config.json + model.safetensors, in a folder or on the Hugging Face hub.
 
 Loading builds one of the known backbones from plain numbers and fills it with tensors. Nothing is unpickled, and no code named
 in a file is run: a backbone of your own is handed to `from_pretrained(path, backbone=...)`.
@@ -8,54 +8,70 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
 from safetensors.torch import save_file
 from torch import nn
 
+from .backbones import BACKBONES
+from .codecs import build_codec, describe_codec
 from .files import read_tensors, write_atomically
+from .schedule import NoiseSchedule, linear
+from .weighting import WEIGHTS
 
 FORMAT = "diffusion_forcing"
 VERSION = 1
 CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
 
+Model = TypeVar("Model", bound="Pretrained")
 
-class Pretrained(ModelHubMixin):
+
+class Pretrained(nn.Module):
     """save_pretrained, from_pretrained and push_to_hub for DiffusionForcing."""
 
-    def save_pretrained(self, path: str | Path, **_hub: Any) -> None:  # type: ignore[override]
-        """Write config.json and model.safetensors into a folder, each in one move. (`push_to_hub` calls this too.)"""
-        model: Any = self
-        text = json.dumps(describe(model), indent=2) + "\n"  # what cannot be described is refused before anything is written
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write config.json and model.safetensors into a folder, each in one move."""
+        text = json.dumps(describe(self), indent=2) + "\n"  # what cannot be described is refused before anything is written
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
         write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Any:  # type: ignore[override]
-        """Load a model from a folder, or by its name on the Hugging Face hub.
+    def from_pretrained(cls: type[Model], path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Model:
+        """Load a model from a folder, or by its name on the Hugging Face hub, "owner/model".
 
         backbone: an instance of your own class, for models that use one; its weights are replaced by the saved ones.
-        hub: revision, token, cache_dir and so on, as huggingface_hub names them.
+        hub: revision, token, cache_dir and so on, as huggingface_hub.hf_hub_download names them.
         """
         config_file, weights_file = _find(path, hub)
-        config = read_config(config_file)
-        model = build(config, backbone)
+        model = build(cls, read_config(config_file), backbone)
         fill(model, weights_file)
         return model.eval()
+
+    def push_to_hub(
+        self, repo_id: str, *, commit_message: str = "Upload model", private: bool | None = None, token: str | None = None,
+        branch: str | None = None, create_pr: bool = False,
+    ) -> str:  # fmt: skip
+        """Upload config.json and model.safetensors to a repository of the Hugging Face hub, made if it does not exist; the commit's URL."""
+        api = _import_hub().HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if branch is not None:
+            api.create_branch(repo_id=repo_id, branch=branch, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            commit = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=branch, create_pr=create_pr
+            )
+        return str(commit.commit_url)
 
 
 def describe(model: Any) -> dict[str, Any]:
     """Everything but the weights, as plain JSON."""
-    from .backbones import BACKBONES
-    from .codecs import describe_codec
-    from .weighting import WEIGHTS
-
     names = {cls: name for name, cls in BACKBONES.items()}
     weights = {cls: name for name, cls in WEIGHTS.items()}
     kind = names.get(type(model.backbone), "custom")
@@ -78,14 +94,8 @@ def describe(model: Any) -> dict[str, Any]:
     }
 
 
-def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
+def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None = None) -> Model:
     """The model a config describes, with fresh weights."""
-    from .backbones import BACKBONES
-    from .codecs import build_codec
-    from .model import DiffusionForcing
-    from .schedule import NoiseSchedule, linear
-    from .weighting import WEIGHTS
-
     for key in ("backbone", "weight", "levels", "parameterization", "clip", "codec"):
         if key not in config:
             raise ValueError(f"{CONFIG} lacks {key!r}; it is not a complete description of a diffusion_forcing model")
@@ -114,8 +124,8 @@ def build(config: dict[str, Any], backbone: nn.Module | None = None) -> Any:
         weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
     except TypeError as error:
         raise ValueError(f"{CONFIG} gives the loss weight {weight_kind} options it does not have: {error}") from error
-    return DiffusionForcing(
-        backbone,  # type: ignore[arg-type]
+    return cls(
+        backbone,
         NoiseSchedule(linear(levels)),  # the curve itself is among the weights
         parameterization=parameterization,
         weight=weight,
@@ -185,9 +195,26 @@ def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
     # "owner/model" is a name on the hub, unless there is a folder "owner" here.
     looks_local = isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "~")) or folder.parent.exists()
     if not looks_local:
-        return Path(hf_hub_download(str(path), CONFIG, **hub)), Path(hf_hub_download(str(path), WEIGHTS_FILE, **hub))
+        return _download(str(path), hub)
     files = folder / CONFIG, folder / WEIGHTS_FILE
     for file in files:
         if not file.is_file():
             raise FileNotFoundError(f"no model in {folder}: {file.name} is missing. A model's folder holds {CONFIG} and {WEIGHTS_FILE}.")
     return files
+
+
+def _download(repo_id: str, hub: dict[str, Any]) -> tuple[Path, Path]:
+    """The files of a model on the hub, from the hub's cache if they are there."""
+    try:
+        config, weights = (_import_hub().hf_hub_download(repo_id, name, **hub) for name in (CONFIG, WEIGHTS_FILE))
+    except OSError as error:
+        raise FileNotFoundError(f"there is no folder {repo_id}, and the Hugging Face hub does not give {repo_id}: {error}") from error
+    return Path(config), Path(weights)
+
+
+def _import_hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ImportError("models on the Hugging Face hub need its package: pip install 'diffusion_forcing[hub]'") from error
+    return huggingface_hub

@@ -38,7 +38,8 @@ class progress_bar:
 
 
 class Log:
-    """A bar with loss, tokens/s and time left on a terminal, a line every ten seconds elsewhere; always log.jsonl and tensorboard/.
+    """A bar with loss, tokens/s and time left on a terminal, elsewhere a line every ten seconds; log.jsonl in the run's folder, and
+    tensorboard/ where that package is installed.
 
     A resumed run first drops what the log says of steps after its checkpoint: they will be taken again.
     """
@@ -58,9 +59,7 @@ class Log:
             kept = [line for line in read_log(path) if line["step"] <= self.clock.step]
             path.write_text("".join(json.dumps(line) + "\n" for line in kept))
             self._file = path.open("a", buffering=1)
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.clock.step + 1)
+            self._board = _tensorboard(self.folder / "tensorboard", self.clock.step + 1)
         if self._wandb_wanted:
             try:
                 import wandb
@@ -82,7 +81,8 @@ class Log:
             self.bar.stop()
         if self.active:
             self._file.close()
-            self._board.close()
+            if self._board is not None:
+                self._board.close()
         if self._run is not None:
             self._run.finish()
 
@@ -109,9 +109,10 @@ class Log:
         if not self.active:
             return
         self._file.write(json.dumps(line) + "\n")
-        for name, value in line.items():
-            if name not in ("step", "seconds"):
-                self._board.add_scalar(name, value, line["step"])
+        if self._board is not None:
+            for name, value in line.items():
+                if name not in ("step", "seconds"):
+                    self._board.add_scalar(name, value, line["step"])
         if self._run is not None:
             self._run.log(line)
 
@@ -130,6 +131,15 @@ class Log:
             return
         print(f"training {min(1.0, self.clock.progress):4.0%}  {said}", file=sys.stderr, flush=True)
         self._spoken = now
+
+
+def _tensorboard(folder: Path, purge_step: int) -> Any:
+    """A writer of TensorBoard's files, or None without the package tensorboard: log.jsonl holds the same numbers."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=purge_step)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,10 @@
 import io
 import json
 import pickle
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -295,3 +298,59 @@ def test_a_missing_or_extra_tensor_is_refused(tmp_path):
     save_file({**tensors, "surprise": torch.zeros(1)}, file)
     with pytest.raises(ValueError, match="1 unknown, such as surprise"):
         DiffusionForcing.from_pretrained(tmp_path)
+
+
+# The Hugging Face hub.
+
+
+class Hub:
+    """huggingface_hub, of which every repository is a folder."""
+
+    def __init__(self, root):
+        self.root, self.asked = root, []
+
+    def hf_hub_download(self, repo_id, filename, **options):
+        self.asked.append((repo_id, filename, options))
+        if not (file := self.root / repo_id / filename).exists():
+            raise FileNotFoundError("no connection")
+        return str(file)
+
+    def HfApi(self, token=None):
+        return self
+
+    def create_repo(self, repo_id, private=None, exist_ok=False):
+        (self.root / repo_id).mkdir(parents=True, exist_ok=exist_ok)
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, repo_id, folder_path, commit_message, revision, create_pr):
+        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
+        return SimpleNamespace(commit_url=f"hub/{repo_id}/commit")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    monkeypatch.chdir(tmp_path)
+    return hub
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(hub):
+    model = model_of()
+    assert model.push_to_hub("me/walks") == "hub/me/walks/commit"
+    assert sorted(path.name for path in (hub.root / "me" / "walks").iterdir()) == ["config.json", "model.safetensors"]
+    loaded = DiffusionForcing.from_pretrained("me/walks", revision="v1")
+    assert hub.asked == [("me/walks", name, {"revision": "v1"}) for name in ("config.json", "model.safetensors")]
+    check_equal(loaded, model)
+
+
+def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(hub):
+    with pytest.raises(FileNotFoundError, match=r"no folder me/missing.*hub.*no connection"):
+        DiffusionForcing.from_pretrained("me/missing")
+
+
+def test_without_its_package_the_hub_is_refused_with_the_way_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"pip install 'diffusion_forcing\[hub\]'"):
+        DiffusionForcing.from_pretrained("me/walks")
