@@ -25,7 +25,7 @@ from torch import Generator
 from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.engine.config import Experiment, save_experiment
 from diffusion_forcing.engine.log import progress_bar
-from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.engine.task import Progress
 from diffusion_forcing.engine.train import train

@@ -13,8 +13,8 @@ import numpy as np
 import tyro
 
 from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.pretrained import run_folder
-from diffusion_forcing.engine.report import COLOURS, figure
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.imitation.agent import agent_for
 from diffusion_forcing.imitation.swap.task import Swapping, wilson

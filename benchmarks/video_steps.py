@@ -13,8 +13,8 @@ from pathlib import Path
 import tyro
 
 from diffusion_forcing.engine.log import progress_bar
+from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.pretrained import run_folder
-from diffusion_forcing.engine.report import COLOURS, figure
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.video.figures import WINDOW, judge
 from diffusion_forcing.video.task import Folder, Video

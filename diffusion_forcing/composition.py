@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,12 @@ from torch import Generator, Tensor
 
 from .codecs import Normalize
 from .engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from .engine.plotting import COLOURS, figure
 from .engine.task import Evaluation, Progress, Table, TaskData
 from .matrix import by_name
+from .model import DiffusionForcing
+from .sampling import rollout
 from .windows import Windows
-
-if TYPE_CHECKING:
-    from .model import DiffusionForcing
 
 CORNERS = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
 ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners further round the square
@@ -84,8 +84,6 @@ class Composition:
         self, model: DiffusionForcing, begin: Tensor, *, memory: bool, generator: Generator, progress: Progress | None = None
     ) -> Tensor:
         """Trajectories (n, 2 half + 1, 2) from start points (n, 2), in two plans of `half` points, with or without memory."""
-        from .sampling import rollout
-
         codec = model.codec
         assert codec is not None
         length, done = 2 * self.half, 0
@@ -160,8 +158,6 @@ def strays(paths: Tensor) -> float:
 
 def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, most: int = 160) -> None:
     """Trajectories side by side, one panel a name, coloured by the corner they start from."""
-    from .engine.report import COLOURS, figure
-
     with figure(file, width=4.2 * len(paths), height=4.6) as fig:
         axes = fig.subplots(1, len(paths), squeeze=False)[0]
         for ax, (name, path) in zip(axes, paths.items(), strict=True):

@@ -28,7 +28,7 @@ from diffusion_forcing import (
     start,
     trapezoid,
 )
-from diffusion_forcing.engine.report import COLOURS, draw_matrix, figure
+from diffusion_forcing.engine.plotting import COLOURS, draw_matrix, figure
 from diffusion_forcing.parameterization import with_x0
 
 IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"

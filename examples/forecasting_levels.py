@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.forecasting.forecaster import Forecaster
 
 

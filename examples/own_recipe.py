@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from diffusion_forcing import DiffusionForcing, pyramid, rollout
 from diffusion_forcing.codecs import Chain, Normalize, Stack
 from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
-from diffusion_forcing.engine.report import COLOURS, figure
+from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.task import Evaluation, Progress, Table, TaskData
 from diffusion_forcing.windows import Windows
 

@@ -127,9 +127,10 @@ def test_the_check_would_notice():
 def test_the_strings_in_tables_lead_somewhere():
     """What the root and the engine name by string exists."""
     from diffusion_forcing.codecs import CODECS
+    from diffusion_forcing.engine.cli import COMMANDS
     from diffusion_forcing.engine.task import TASKS
 
-    for reference in (*CODECS.values(), *TASKS.values()):
+    for reference in (*CODECS.values(), *TASKS.values(), *COMMANDS.values()):
         module, _, name = reference.removeprefix("diffusion_forcing.").partition(":")
         tree = ast.parse(FILES[module].read_text())
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}, reference

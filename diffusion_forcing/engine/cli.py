@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from ..model import DiffusionForcing
+from ..registry import load
 from .config import Experiment
 from .distributed import check_device
 from .log import progress_bar
@@ -96,25 +97,32 @@ class ReportOptions:
     """The run's folder, such as runs/composition."""
 
 
+COMMANDS: dict[str, str] = {
+    "list": "diffusion_forcing.engine.cli:list_recipes",
+    "train": "diffusion_forcing.engine.cli:train_recipe",
+    "eval": "diffusion_forcing.engine.cli:evaluate_run",
+    "sample": "diffusion_forcing.engine.cli:sample_run",
+    "report": "diffusion_forcing.engine.cli:report_run",
+    "data": "diffusion_forcing.engine.cli:make_data",
+    "forecast": "diffusion_forcing.forecasting.command:forecast",
+    "play": "diffusion_forcing.video.play:play_run",
+}
+"""Every command: its name, and the function that runs it, from the words after the name to an exit code."""
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `dforce`."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands: dict[str, Callable[[list[str]], int]] = {
-        "list": list_recipes, "train": train_recipe, "eval": evaluate_run, "sample": sample_run, "report": report_run,
-        "data": make_data, "forecast": forecast_table, "play": play_run,
-    }  # fmt: skip
     if not words or words[0] in ("-h", "--help", "help"):
         console.print(HELP)
         return
     if words[0] == "--version":
-        from .. import __version__
-
-        print(__version__)
+        print(importlib.metadata.version("diffusion_forcing"))
         return
-    if words[0] not in commands:
-        _fail(f"there is no command {words[0]!r}; choose from {', '.join(commands)}")
+    if words[0] not in COMMANDS:
+        _fail(f"there is no command {words[0]!r}; choose from {', '.join(COMMANDS)}")
     try:
-        code = commands[words[0]](words[1:])
+        code = load(COMMANDS[words[0]])(words[1:])
     except BrokenPipeError:  # `dforce ... | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -183,7 +191,7 @@ def train_recipe(words: list[str]) -> int:
 
 def evaluate_run(words: list[str]) -> int:
     """dforce eval RUN"""
-    options, task, model, folder = _of_run(EvalOptions, words, "dforce eval")
+    options, task, model, folder = parse_run(EvalOptions, words, "dforce eval")
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     samples = options.samples or getattr(task, "default_samples", 1000)
@@ -224,7 +232,7 @@ def _others(runs: tuple[Path, ...], task: Task, device: str = "cpu") -> dict[str
 
 def sample_run(words: list[str]) -> int:
     """dforce sample RUN"""
-    options, task, model, run = _of_run(SampleOptions, words, "dforce sample")
+    options, task, model, run = parse_run(SampleOptions, words, "dforce sample")
     folder = options.out or run / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bar() as progress:
@@ -254,23 +262,6 @@ def make_data(words: list[str]) -> int:
     with progress_bar() as progress:
         file = task.prepare(progress)
     console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
-    return 0
-
-
-def forecast_table(words: list[str]) -> int:
-    """dforce forecast FILE"""
-    from ..forecasting.command import forecast
-
-    return forecast(words)
-
-
-def play_run(words: list[str]) -> int:
-    """dforce play RUN"""
-    from ..video.play import PlayOptions, play
-
-    options, task, model, folder = _of_run(PlayOptions, words, "dforce play")
-    folder.mkdir(parents=True, exist_ok=True)
-    console.print(f"film  {play(options, task, model, folder)}", markup=False)
     return 0
 
 
@@ -321,7 +312,7 @@ def _spelled(words: list[str]) -> list[str]:
     return [_SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
 
 
-def _of_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
+def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
     """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
     words = _spelled(words)
     # The run may stand anywhere among its options; where it does not come first, it is the last word that is a run and no option's value.

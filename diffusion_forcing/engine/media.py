@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..checks import check_counts
 from ..files import write_atomically
-from .report import COLOURS, STYLE
+from .plotting import COLOURS, STYLE
 
 Frames = NDArray[np.uint8]
 ENDINGS = (".mp4", ".gif", ".webp")

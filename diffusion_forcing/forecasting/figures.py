@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.report import COLOURS, figure
+from ..engine.plotting import COLOURS, figure
 from .panel import Panel
 
 Array = NDArray[np.float64]

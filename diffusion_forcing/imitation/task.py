@@ -362,7 +362,7 @@ def as_batch(moments: Moments) -> dict[str, Tensor]:
 def _sheets(found: Moments, folder: Path) -> list[Path]:
     """A sheet of what each camera was imagined to see, one row a demonstration; of states and actions, lines over time."""
     from ..engine.media import contact_sheet
-    from ..engine.report import COLOURS, figure
+    from ..engine.plotting import COLOURS, figure
 
     files = []
     for name, part in found.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.report import COLOURS, figure
+from ..engine.plotting import COLOURS, figure
 from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Maze
 from .episodes import Episodes
 

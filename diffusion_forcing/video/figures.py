@@ -95,7 +95,7 @@ def _told(found: Span | None, signed: bool = False) -> str:
 
 def draw_curves(found: dict[str, Curve], file: Path, trained: int, names: dict[str, dict[str, Curve]] | None = None) -> None:
     """A panel a score: value and interval over the frames of a roll-out, the real clips' floor in grey; `trained` frames are dotted."""
-    from ..engine.report import COLOURS, figure
+    from ..engine.plotting import COLOURS, figure
 
     lines = names or {"": found}
     with figure(file, width=12, height=6) as fig:

@@ -15,6 +15,7 @@ import tyro
 from numpy.typing import NDArray
 from torch import Generator
 
+from ..engine.cli import console, parse_run
 from ..engine.media import Film, fit_square, to_bytes, to_floats
 from ..matrix import by_name
 from ..sampling import Past, grow, preferred
@@ -217,3 +218,11 @@ def _window(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> bo
     figure.canvas.mpl_connect("key_press_event", pressed)
     plt.show()
     return True
+
+
+def play_run(words: list[str]) -> int:
+    """dforce play RUN"""
+    options, task, model, folder = parse_run(PlayOptions, words, "dforce play")
+    folder.mkdir(parents=True, exist_ok=True)
+    console.print(f"film  {play(options, task, model, folder)}", markup=False)
+    return 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from diffusion_forcing.engine import media as module
 from diffusion_forcing.engine.media import BAND, GAP, Film, contact_sheet, fit_square, side_by_side
-from diffusion_forcing.engine.report import COLOURS
+from diffusion_forcing.engine.plotting import COLOURS
 
 try:
     import av

@@ -11,7 +11,8 @@ from small import small
 
 from diffusion_forcing import pyramid
 from diffusion_forcing.engine.config import save_experiment
-from diffusion_forcing.engine.report import draw_curves, draw_matrix, figure, write_report
+from diffusion_forcing.engine.plotting import draw_curves, draw_matrix, figure
+from diffusion_forcing.engine.report import write_report
 
 PNG = b"\x89PNG"
 LOG = [{"step": s, "loss": 1 / s, "grad_norm": 1.0, "lr": 1e-3 / s, "seconds": 0.1 * s, "tokens_per_second": 9} for s in range(1, 9)]

@@ -14,7 +14,7 @@ from small import differing, stop_after, weights
 from torch import nn
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.engine import report
+from diffusion_forcing.engine import plotting
 from diffusion_forcing.engine.config import (
     ConvRNNConfig,
     Experiment,
@@ -790,7 +790,7 @@ def curve(n=3):
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """The figure that curves of two models are drawn in, and what was warned of meanwhile."""
-    figures, figure, file = [], report.figure, tmp_path_factory.mktemp("drawn") / "curves.png"
+    figures, figure, file = [], plotting.figure, tmp_path_factory.mktemp("drawn") / "curves.png"
 
     @contextmanager
     def spy(*arguments, **options):
@@ -801,7 +801,7 @@ def drawn(tmp_path_factory):
     ours = {name: curve() for name in SCORES}
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        patch.setattr(report, "figure", spy)
+        patch.setattr(plotting, "figure", spy)
         draw_curves(ours, file, 10, names={"ours": ours, "theirs": ours})
     assert is_png(file)
     return figures[0], [str(one.message) for one in warned]

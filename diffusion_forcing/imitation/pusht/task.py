@@ -110,7 +110,7 @@ def _with_contact(placed: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _draw_scores(coverage: NDArray[np.float64], file: Path) -> None:
-    from ...engine.report import COLOURS, figure
+    from ...engine.plotting import COLOURS, figure
 
     with figure(file, 6, 3) as fig:
         ax = fig.subplots()
