@@ -55,7 +55,7 @@ def main(options: Options) -> None:
             rate = len(made) * options.length / (time.monotonic() - begun)
             scores, _ = judge(made, truth, real, context, task.stack, task.tokens * task.stack, progress)
             if not {"first token PSNR", "first token LPIPS", "video-FD last window"} <= scores.keys():
-                raise ValueError("LPIPS' weights are not at hand, or roll-outs have no context, are too short or too few to be judged")
+                raise ValueError("roll-outs have no context, are too short or too few to be judged")
             rows.append((steps, scores["first token PSNR"], scores["first token LPIPS"], scores["video-FD last window"], rate))
             print("{:3d} steps: first token {:.2f} dB, LPIPS {:.3f}; video-FD of the last window {:.2f}; {:.0f} frames/s".format(*rows[-1]),
                   flush=True)  # fmt: skip

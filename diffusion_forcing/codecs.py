@@ -78,6 +78,23 @@ class Stack(nn.Module):
         return rearrange(tokens, "b t (s d) -> b (t s) d", s=self.frames)
 
 
+def principal_directions(rows: Tensor, keep: int | None = None) -> tuple[Tensor, Tensor]:
+    """Principal directions (d, k), orthonormal, of centred rows (n, d), and the variance (k,) along each, largest first.
+
+    k is d, or `keep`. For few directions of few long rows, keep < n < d, they come from the Gram matrix of the rows, which is smaller than
+    their covariance; directions along which rows do not vary are then left out.
+    """
+    n, d = rows.shape
+    if keep is None or not keep < n < d:
+        values, vectors = torch.linalg.eigh(rows.T @ rows / n)
+        return vectors.flip(1)[:, :keep], values.flip(0)[:keep].clamp(min=0)
+    values, vectors = torch.linalg.eigh(rows @ rows.T / n)
+    values, vectors = values.flip(0)[:keep], vectors.flip(1)[:, :keep]
+    varies = values > 1e-12 * values[0]
+    values, vectors = values[varies], vectors[:, varies]
+    return torch.linalg.qr(rows.T @ (vectors / (n * values).sqrt()))[0], values
+
+
 class _Directions(nn.Module):
     """Tokens turned to orthogonal directions: mean (d,), basis (d, kept)."""
 
@@ -123,13 +140,13 @@ class Whiten(_Directions):
         if len(flat) < 2:
             raise ValueError(f"cannot whiten by {len(flat)} token(s); give it at least two")
         mean = flat.mean(0)
-        values, vectors = torch.linalg.eigh((flat - mean).T @ (flat - mean) / len(flat))
-        std = values.clamp(min=0).sqrt().flip(0)
-        varies = int((std > cut * std[0]).sum())
+        basis, variance = principal_directions(flat - mean)
+        std = variance.sqrt()
+        varies = int((std > cut * std[:1]).sum())
         if varies == 0:
             raise ValueError("cannot whiten data that never vary")
         number = varies if keep is None else min(keep, varies)
-        return cls(mean, vectors.flip(1)[:, :number], std[:number])
+        return cls(mean, basis[:, :number], std[:number])
 
     def encode(self, tokens: Tensor) -> Tensor:
         return super().encode(tokens) / self.scale
@@ -182,8 +199,7 @@ class Rotate(_Directions):
                 head = head / head.norm()
                 rest = kept - head[:, None] * (head @ kept)  # what is kept, without the first direction
                 inside = torch.linalg.svd(rest, full_matrices=False).U[:, : kept.shape[1] - 1]
-                spread = (flat[:, part] - mean[part]) @ inside
-                turn = torch.linalg.eigh(spread.T @ spread).eigenvectors.flip(1)
+                turn, _ = principal_directions((flat[:, part] - mean[part]) @ inside)
                 kept = torch.cat([head[:, None], inside @ turn], dim=1)
             whole = torch.zeros(tokens.shape[-1], kept.shape[1], dtype=torch.float64)
             whole[part] = kept

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
+from ..codecs import principal_directions
 
 
 class Pixels(nn.Module):
@@ -83,10 +84,9 @@ class Patches(nn.Module):
         middle = flat.reshape(-1, side).double().mean(0).float()
         flat = flat - middle
         rows = flat.reshape(-1, side).double()
-        values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
-        basis = vectors.flip(1)[:, :components].float()
-        std = values.flip(0)[:components].clamp(min=0).sqrt()
-        if not std[0] > 0:
+        directions, along = principal_directions(rows, components)
+        basis, std = directions.float(), along.sqrt()
+        if not std.any():
             raise ValueError("these clips never vary: there is nothing to learn")
         scale = std.clamp(min=float(cut * std[0])) ** whiten
         tokens = flat @ basis / scale.float()  # (b, t, gh, gw, c)

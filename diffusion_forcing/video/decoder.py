@@ -20,7 +20,7 @@ from ..model import DiffusionForcing
 from ..schedule import NoiseSchedule
 from ..solver import ddim_step
 from .codec import Painted, Painter, Patches
-from .lpips import Perception, perception
+from .lpips import LPIPS
 from .warp import moves
 
 
@@ -91,7 +91,7 @@ class Painting(nn.Module):
         self.model = model.requires_grad_(False)
         codec.painter.requires_grad_(True)
         self.most, self.perceptual, self.steps = most, perceptual, steps
-        self._eyes: list[Perception] = [perception()] if perceptual else []  # in a list: no part of what is trained and saved
+        self._lpips = [LPIPS.pretrained()] if perceptual else []  # in a list: no part of what is trained and saved
 
     @property
     def schedule(self) -> NoiseSchedule:
@@ -110,7 +110,7 @@ class Painting(nn.Module):
         said = self.said(codec.encode(frames), k, cond, noise)
         drawn = codec.decode(said, self._carried(frames, said, k, cond) if codec.painter.carries else None)
         wrong = rearrange((drawn - frames).abs(), "b (t s) h w c -> b t (s h w c)", s=codec.stack).mean(-1)
-        if not self._eyes:
+        if not self._lpips:
             return wrong
         # One frame a token, by its level as good as drawn: AlexNet costs as much as all the rest.
         which = (k % codec.stack).flatten()
@@ -118,8 +118,8 @@ class Painting(nn.Module):
             rearrange(f, "b (t s) h w c -> (b t) s c h w", s=codec.stack)[torch.arange(len(which), device=k.device), which]
             for f in (drawn, frames)
         ]
-        eyes = self._eyes[0].to(x.device)
-        return wrong + self.perceptual * eyes.compared(2 * one[0] - 1, 2 * one[1] - 1).view_as(wrong)
+        lpips = self._lpips[0].to(x.device)
+        return wrong + self.perceptual * lpips(2 * one[0] - 1, 2 * one[1] - 1).view_as(wrong)
 
     @torch.no_grad()
     def _carried(self, frames: Tensor, said: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:

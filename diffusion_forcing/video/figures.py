@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.task import Progress, Table
+from .lpips import LPIPS
 from .scores import Curve, Span, curves, motion, psnr, span
-
-if TYPE_CHECKING:
-    from .lpips import Perception
 
 Frames = NDArray[np.uint8]
 WINDOW = 16
@@ -28,33 +24,32 @@ def judge(
     made: Frames, truth: Frames, real: Frames, context: int, stack: int, trained: int, progress: Progress,
     turns: NDArray[np.bool_] | None = None,
 ) -> tuple[dict[str, float], dict[str, Curve]]:  # fmt: skip
-    """Figures by name, and curves over the roll-out (none without LPIPS' weights, or where clips are too short or too few).
+    """Scores by name, and curves over the roll-out (none where clips are too short or too few).
 
     made: (n, context + length, ...), truth: (n, t, ...) from the same beginning, real: other clips (m, t', ...). trained: frames of a
     window of training. turns: (n,), in which clips the first token generated turns: where copying shows least.
     """
-    eyes = _eyes()
+    lpips = LPIPS.pretrained()
     scores: dict[str, float] = {}
     first = slice(context, context + stack)
     if context and truth.shape[1] >= context + stack:
         copied = np.repeat(truth[:, context - 1 : context], stack, axis=1)
         scores["first token PSNR"] = _psnr(made[:, first], truth[:, first])
         scores["last frame copied PSNR"] = _psnr(copied, truth[:, first])
-        if eyes is not None:
-            scores["first token LPIPS"] = _lpips(eyes, made[:, first], truth[:, first])
-            scores["last frame copied LPIPS"] = _lpips(eyes, copied, truth[:, first])
-            if turns is not None and turns.any():
-                scores["first token LPIPS, turning"] = _lpips(eyes, made[turns][:, first], truth[turns][:, first])
-                scores["last frame copied LPIPS, turning"] = _lpips(eyes, copied[turns], truth[turns][:, first])
+        scores["first token LPIPS"] = mean_lpips(lpips, made[:, first], truth[:, first])
+        scores["last frame copied LPIPS"] = mean_lpips(lpips, copied, truth[:, first])
+        if turns is not None and turns.any():
+            scores["first token LPIPS, turning"] = mean_lpips(lpips, made[turns][:, first], truth[turns][:, first])
+            scores["last frame copied LPIPS, turning"] = mean_lpips(lpips, copied[turns], truth[turns][:, first])
     for name, part in (("mean", made[:, context:]), ("late mean", made[:, -2 * WINDOW :])):
         scores[f"pixel {name} over real"] = float(part.mean() / real.mean())
     for name, part in (("std", made[:, context:]), ("late std", made[:, -2 * WINDOW :])):
         scores[f"pixel {name} over real"] = _std(part) / _std(real)
     scores["late motion over real"] = motion(made[:, -2 * WINDOW :], real)
-    if eyes is None or made.shape[1] - context < WINDOW or len(made) < 2 or len(real) < 4:
+    if made.shape[1] - context < WINDOW or len(made) < 2 or len(real) < 4:
         return scores, {}
     every = max(WINDOW, (made.shape[1] - context) // 16)
-    found = curves(made[:, context:], real, eyes, window=WINDOW, every=every, progress=progress)
+    found = curves(made[:, context:], real, lpips, window=WINDOW, every=every, progress=progress)
     ends = found["video-FD"].start + WINDOW
     moments = {"first window": 0}
     for name, frame in (("at the training length", trained - context), ("at 5 times the training length", 5 * trained - context)):
@@ -131,24 +126,14 @@ def film_of(clips: dict[str, Frames], folder: Path, number: int = 3, longest: in
     return write_film(folder, "rollouts", side_by_side(columns, scale=2))
 
 
-def _eyes() -> Perception | None:
-    """LPIPS' network, or None (said once) where its weights cannot be had."""
-    from .lpips import perception
-
-    try:
-        return perception()
-    except RuntimeError as error:
-        warnings.warn(f"without LPIPS and distances between clips: {error}", stacklevel=2)
-        return None
-
-
 def _psnr(a: Frames, b: Frames) -> float:
     """Mean over frames."""
     return float(np.minimum(psnr(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:])), EQUAL).mean())
 
 
-def _lpips(eyes: Perception, a: Frames, b: Frames) -> float:
-    return float(eyes.distance(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:])).mean())
+def mean_lpips(lpips: LPIPS, a: Frames, b: Frames) -> float:
+    """Of clips a and b, (n, t, h, w, 3) each, over all frames."""
+    return float(lpips.distance(a.reshape(-1, *a.shape[2:]), b.reshape(-1, *b.shape[2:])).mean())
 
 
 def _std(clips: Frames) -> float:

@@ -443,8 +443,8 @@ class Video:
                 curves[ASTRAY] = found
         files = self._show(folder, made, truth, context)
         metrics |= (kept := self._show_codec(model, real[:4, :16], folder))
-        lpips = f", LPIPS {kept['codec LPIPS']:.3f}" if "codec LPIPS" in kept else ""
-        files["codec.png"] = f"Real frames, and below each what is left of it in a token: {kept['codec PSNR']:.1f} dB{lpips}."
+        quality = f"{kept['codec PSNR']:.1f} dB, LPIPS {kept['codec LPIPS']:.3f}"
+        files["codec.png"] = f"Real frames, and below each what is left of it in a token: {quality}."
         film = film_of({"real": truth, **{name or "generated": clips for name, clips in shown.items()}}, folder)
         files[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
@@ -518,9 +518,10 @@ class Video:
         return walker_of(about, self.stack, taught_by, progress)
 
     def _show_codec(self, model: DiffusionForcing, frames: Frames, folder: Path) -> dict[str, float]:
-        """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR, and LPIPS where its weights are at hand."""
+        """Draws real frames (n, t, ...) above what encoding leaves of them; returns its PSNR and LPIPS."""
         from ..engine.media import contact_sheet
-        from . import figures as video_pictures
+        from .figures import mean_lpips
+        from .lpips import LPIPS
         from .scores import psnr
 
         tokens = encoded(model, frames[:, : frames.shape[1] // self.stack * self.stack])
@@ -530,8 +531,7 @@ class Video:
         contact_sheet(rows, folder / "codec.png", names=["real", "encoded"] * len(frames), every=self.stack)
         error = psnr(frames, back)
         scores = {"codec PSNR": float(error[np.isfinite(error)].mean()) if np.isfinite(error).any() else float("inf")}
-        if (eyes := video_pictures._eyes()) is not None:
-            scores["codec LPIPS"] = video_pictures._lpips(eyes, frames, back)
+        scores["codec LPIPS"] = mean_lpips(LPIPS.pretrained(), frames, back)
         return scores
 
     def _judging_as(self, other: Video) -> Video:

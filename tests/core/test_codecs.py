@@ -6,7 +6,7 @@ from oracles import seeded
 from torch import nn
 
 from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine
-from diffusion_forcing.codecs import Chain, Normalize, Stack, Whiten, build_codec, describe_codec
+from diffusion_forcing.codecs import Chain, Normalize, Stack, Whiten, build_codec, describe_codec, principal_directions
 
 
 def frames(n=40, t=12, d=3, seed=0):
@@ -98,6 +98,19 @@ def test_keep_takes_the_directions_that_vary_most():
     assert codec.encode(x).shape == (40, 12, 1)
     assert codec.basis.abs().argmax() == 1
     assert codec.scale.item() == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize(("n", "keep"), [(50, None), (50, 4), (8, 4), (3, 5)])
+def test_principal_directions_are_those_of_the_singular_values(n, keep):
+    """From the covariance, and from the Gram matrix where rows are few and directions fewer."""
+    rows = torch.randn(n, 12, generator=seeded(0), dtype=torch.float64) * torch.arange(1, 13)
+    directions, variance = principal_directions(rows, keep)
+    _, values, vectors = torch.linalg.svd(rows)
+    k = min(n, keep or 12)
+    assert directions.shape == (12, keep or 12)
+    torch.testing.assert_close(directions.T @ directions, torch.eye(keep or 12, dtype=torch.float64))
+    torch.testing.assert_close(variance[:k], values[:k] ** 2 / n)
+    torch.testing.assert_close((directions[:, :k] * vectors[:k].T).sum(0).abs(), torch.ones(k, dtype=torch.float64))
 
 
 def test_a_chain_decodes_in_reverse_order():

@@ -12,10 +12,9 @@ from diffusion_forcing import DiffusionForcing, sample
 from diffusion_forcing.engine.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
 from diffusion_forcing.engine.media import to_floats
 from diffusion_forcing.engine.train import train
-from diffusion_forcing.video import decoder as painting
 from diffusion_forcing.video.codec import Painted, Painter, Patches, Pixels
 from diffusion_forcing.video.decoder import Drawing, Painting, carry
-from diffusion_forcing.video.lpips import Perception
+from diffusion_forcing.video.lpips import LPIPS
 from diffusion_forcing.video.play import Player
 from diffusion_forcing.video.task import Video
 
@@ -245,8 +244,8 @@ def randomised_backbone(model):
 
 
 def test_lpips_counts_beside_pixels(model, monkeypatch):
-    eyes = Perception((4, 4, 4, 4, 4), seeded(0))
-    monkeypatch.setattr(painting, "perception", lambda: eyes)
+    lpips = LPIPS((4, 4, 4, 4, 4), seeded(0))
+    monkeypatch.setattr(LPIPS, "pretrained", lambda: lpips)
     x, k, cond = batch(model)
     noise = torch.randn(x.shape, generator=seeded(2))
     plain = Painting(DiffusionForcing.from_pretrained(walks_model(TASK)), (6, 4), perceptual=0)
@@ -256,12 +255,12 @@ def test_lpips_counts_beside_pixels(model, monkeypatch):
     frames = Pixels(2).decode(x)
     drawn = seeing.model.codec.decode(seeing.said(seeing.model.codec.encode(frames), k, cond, noise))
     which = k[0, 1] % 2 + 2  # of the second token's two frames
-    apart = eyes.compared(*(2 * f[:1, which].movedim(-1, 1) - 1 for f in (drawn, frames)))
+    apart = lpips(*(2 * f[:1, which].movedim(-1, 1) - 1 for f in (drawn, frames)))
     torch.testing.assert_close(both[0, 1] - wrong[0, 1], 2 * apart[0])
     both.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in seeing.parameters() if p.requires_grad)
     assert {name for name, p in seeing.named_parameters() if p.requires_grad} == {n for n, _ in seeing.named_parameters() if "painter" in n}
-    assert not any("eyes" in name for name in seeing.state_dict())
+    assert not any("lpips" in name for name in seeing.state_dict())
 
 
 def test_a_painter_needs_a_model(tmp_path):

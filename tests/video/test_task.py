@@ -27,11 +27,10 @@ from diffusion_forcing.engine.config import (
 )
 from diffusion_forcing.engine.recipes import resolve
 from diffusion_forcing.engine.train import train
-from diffusion_forcing.video import figures as video_pictures
 from diffusion_forcing.video.clips import prepare_clips
 from diffusion_forcing.video.codec import Patches, Pixels
 from diffusion_forcing.video.figures import ASTRAY, beyond_training, draw_curves, film_of, judge
-from diffusion_forcing.video.lpips import Perception
+from diffusion_forcing.video.lpips import LPIPS
 from diffusion_forcing.video.recipes import VIDEO
 from diffusion_forcing.video.scores import SCORES, Curve, psnr
 from diffusion_forcing.video.task import Folder, RollOut, Video
@@ -47,9 +46,9 @@ BACKBONE = SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of its own for each test, and no weights fetched from anywhere."""
+    """A cache of its own for each test, and small random features in the place of AlexNet's."""
     monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(video_pictures, "_eyes", lambda: None)
+    monkeypatch.setattr(LPIPS, "pretrained", lambda: LPIPS((3, 3, 3, 3, 3), seeded(0)))
     return tmp_path / "cache"
 
 
@@ -571,12 +570,11 @@ def test_evaluate_says_and_draws_what_it_measured(context, model, tmp_path):
     task = changed(TASK, sampling=RollOut(steps=2, context=context))
     evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     assert ("first token PSNR" in evaluation.metrics) == bool(context)
-    assert "first token LPIPS" not in evaluation.metrics
     assert all(np.isfinite(value) for value in evaluation.metrics.values())
     (table,) = evaluation.tables
     assert table.title == f"2 roll-outs of 8 frames after {2 * context}, 2 steps a token"
     own = [name for name in evaluation.metrics if not name.startswith(ASTRAY)]
-    assert [*(row[0] for row in table.rows), "codec PSNR"] == own
+    assert [*(row[0] for row in table.rows), "codec PSNR", "codec LPIPS"] == own
     assert table.columns == ("", "this run", ASTRAY)
     assert list(evaluation.figures) == ["beginning.png", "rollout.png", "codec.png", "rollouts.mp4"]
     assert all(is_png(tmp_path / name) for name in evaluation.figures if name.endswith("png"))
@@ -589,9 +587,7 @@ def test_the_seed_decides_what_is_measured(model, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:The figure layout")
-def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
-    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
-    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
+def test_evaluate_draws_curves_over_time(model, tmp_path, monkeypatch):
     evaluation = changed(TASK, length=80, tokens=8).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     assert list(evaluation.figures) == ["beginning.png", "rollout.png", "codec.png", "rollouts.mp4", "over_time.png"]
     assert is_png(tmp_path / "over_time.png")
@@ -605,8 +601,6 @@ def test_evaluate_draws_curves_where_it_has_eyes(model, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"length": 8}, {"length": 32, "real": 3}], ids=str)
 def test_short_or_few_clips_have_no_curves(options, model, tmp_path, monkeypatch):
-    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
-    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
     evaluation = changed(TASK, **options).evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     assert "over_time.png" not in evaluation.figures
     assert "first token LPIPS" in evaluation.metrics
@@ -627,7 +621,7 @@ def test_runs_are_judged_side_by_side_on_the_same_clips(model, tmp_path, monkeyp
     evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told, others={"one": (single, model_for(single))})
     alone = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     assert {name: value for name, value in evaluation.metrics.items() if not name.startswith("one: ")} == alone.metrics
-    plain = {name for name in alone.metrics if ": " not in name and name != "codec PSNR"}
+    plain = {name for name in alone.metrics if ": " not in name and not name.startswith("codec")}
     assert {name for name in evaluation.metrics if name.startswith("one: ")} == {f"one: {name}" for name in plain}
     (table,) = evaluation.tables
     assert table.columns == ("", "this run", "one", ASTRAY)
@@ -740,8 +734,6 @@ def test_runs_that_cannot_be_judged_from_the_same_frames_say_so(model, tmp_path)
 
 def test_turns_are_told_apart(model, tmp_path, monkeypatch):
     """Where the walk turns, copying the last frame is farther from the truth."""
-    eyes = Perception((3, 3, 3, 3, 3), seeded(0))
-    monkeypatch.setattr(video_pictures, "_eyes", lambda: eyes)
     task = changed(TASK, sampling=RollOut(steps=2, context=2))
     turns = task._turning(12, 4)
     _, actions = task.judged_by(12, 4 + task.length)
@@ -831,18 +823,6 @@ def test_a_table_tells_means_beyond_the_training_length():
     assert {len(row) for row in alone.rows} == {len(alone.columns)} == {3}
     assert beyond_training({"this run": ours}, 1000) is None
     assert beyond_training({}, 10) is None
-
-
-def test_without_weights_one_is_warned(monkeypatch):
-    from diffusion_forcing.video import lpips as module
-
-    def none():
-        raise RuntimeError("no weights here")
-
-    monkeypatch.undo()  # the fixture's own eyes
-    monkeypatch.setattr(module, "perception", none)
-    with pytest.warns(UserWarning, match="without LPIPS.*no weights here"):
-        assert video_pictures._eyes() is None
 
 
 # Options.
