@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_counts
 from ..engine.media import Unreadable, fit_square, import_av
-from ..planning.data import Told
+from ..engine.task import Progress as Told
 from .demonstrations import Array, Demonstrations, Pictures
 
 LATE = 2.5

@@ -1,4 +1,4 @@
-"""Pictures of balls in mazes: walls in the right frame, executed paths in blue, plans in red, and plans while they are denoised."""
+"""Figures of balls in mazes: executed paths in blue, plans in red, and plans while they are denoised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WALL = "#3d4654"
 
 
 def draw_maze(ax: Any, maze: Maze, goal: Array | None = None) -> None:
-    """Walls, and the goal as a disc. Rows run downwards, as in the layout."""
+    """Walls, and the goal (2,) as a disc. Rows run downwards, as in the layout."""
     from matplotlib.patches import Circle, Rectangle
 
     for row, column, height, width in maze.boxes:
@@ -37,7 +37,7 @@ def draw_path(ax: Any, points: Array, colour: str, **style: Any) -> None:
 
 
 def draw_episodes(episodes: Episodes, which: NDArray[np.int64], file: Path, title: str = "") -> None:
-    """One panel an episode: where it started, where it went, where it should have gone."""
+    """One panel per episode: its start, its path and its goal. which: (n,), the episodes to draw."""
     columns = min(4, len(which))
     rows = -(-len(which) // columns)
     height, width = episodes.maze.walls.shape
@@ -59,7 +59,7 @@ def draw_episodes(episodes: Episodes, which: NDArray[np.int64], file: Path, titl
 def draw_denoising(
     maze: Maze, stages: list[tuple[str, NDArray[np.float32]]], start: Array, goal: Array, file: Path, per_token: int, title: str
 ) -> None:
-    """Several plans at once while they are denoised: stages are (caption, positions (n, t, 2)); early tokens dark, late ones light."""
+    """Several plans while they are denoised. stages: (caption, positions (n, t, 2)); early tokens are dark, late ones light."""
     from matplotlib import colormaps
 
     height, width = maze.walls.shape
@@ -77,7 +77,7 @@ def draw_denoising(
 
 
 def animate(episodes: Episodes, file: Path, *, every: int = 6, title: str = "") -> Path:
-    """The first episode as an animation: executed path in blue, the plan it follows in red. The ending says the kind: gif or webp."""
+    """The first episode as an animation (.gif or .webp): executed path in blue, current plan in red. every: steps between frames."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -96,10 +96,10 @@ def animate(episodes: Episodes, file: Path, *, every: int = 6, title: str = "") 
         (path_line,) = ax.plot([], [], color=BLUE, lw=2.2)
         (ball,) = ax.plot([], [], "o", color=BLUE, ms=9, mec="white", mew=1.2, zorder=7)
         for t in [*range(0, len(path), every), len(path) - 1]:
-            made = [(when, plan) for when, plan in episodes.plans if when <= t]
-            if made:
-                when, plan = made[-1]
-                ahead = plan[np.isfinite(plan[:, 0])][t - when :, 2:4]
+            plans = [(start, plan) for start, plan in episodes.plans if start <= t]
+            if plans:
+                start, plan = plans[-1]
+                ahead = plan[np.isfinite(plan[:, 0])][t - start :, 2:4]
                 plan_line.set_data(ahead[:, 1], ahead[:, 0])
             path_line.set_data(path[: t + 1, 1], path[: t + 1, 0])
             ball.set_data(path[t : t + 1, 1], path[t : t + 1, 0])

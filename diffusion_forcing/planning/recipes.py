@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
-from .agent import PlanOptions
+from .options import PlanOptions
 from .task import Maze2D
 
 PLAN = {
-    "umaze": PlanOptions(scale=0.1, near_scale=4.0),
-    "medium": PlanOptions(scale=0.01, near_scale=4.0),
-    "large": PlanOptions(scale=0.003, near_scale=4.0),
+    "umaze": PlanOptions(scale=0.1, short_plan_scale=4.0),
+    "medium": PlanOptions(scale=0.01, short_plan_scale=4.0),
+    "large": PlanOptions(scale=0.003, short_plan_scale=4.0),
 }
 MINUTES = {"umaze": 4.0, "medium": 20.0, "large": 20.0}
 """Of training, on two cores."""
@@ -29,7 +29,7 @@ def _train(maze: str) -> TrainConfig:
 
 def _transformer(maze: Any) -> Experiment:
     return Experiment(
-        task=Maze2D(maze, plan=PLAN[maze], short=0.4),
+        task=Maze2D(maze, plan=PLAN[maze], short_windows=0.4),
         model=ModelConfig(TransformerConfig(hidden=128, layers=4, heads=4, causal=False), schedule="linear"),
         train=_train(maze),
     )
@@ -53,7 +53,7 @@ def maze2d_large() -> Experiment:
 def _gru(maze: Any) -> Experiment:
     plan = replace(PLAN[maze], schedule="pyramid", slope=1.0)
     return Experiment(
-        task=Maze2D(maze, plan=plan, short=0.4),
+        task=Maze2D(maze, plan=plan, short_windows=0.4),
         model=ModelConfig(RNNConfig(hidden=256, layers=1, blocks=2), schedule="linear"),
         train=_train(maze),
     )

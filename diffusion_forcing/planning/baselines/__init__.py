@@ -1,1 +1,1 @@
-"""Planners that we compare with and that are no variants of ours."""
+"""Policies to compare with: Diffuser, MPPI, a scripted controller, random actions, and our own agent with its network zeroed."""

@@ -1,22 +1,23 @@
-"""Model-predictive path integral control in the mazes: try random variations of a plan, and average them by how well they went."""
+"""Model-predictive path integral control (MPPI) in the mazes: sample variations of a plan and average them, weighted by their cost."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..envs.maze2d import Array, Maze, step
+from ..episodes import Policy
 
 
-class MPPI:
-    """n balls towards n goals, each with its own plan, of which every step executes the first action and tries variations anew.
+class MPPI(Policy):
+    """n balls towards n goals, each with its own plan; every step samples variations of it and executes the first action of their mean.
 
-    It knows the true dynamics, walls and contacts included, so that its forecasts are exact. It does not know the way: the cost is the
-    summed straight-line distance to the goal over the horizon, so that it waits behind a wall when the way round leads away from the
-    goal for longer than the horizon sees.
+    It knows the true dynamics, walls and contacts included, so its predictions are exact. It does not know the way: the cost is the
+    straight-line distance to the goal, summed over the horizon, so it waits behind a wall when the way round leads away from the goal for
+    longer than the horizon.
 
-    horizon: steps of a plan. samples: variations tried at each step, the plan itself among them. noise: their standard deviation, of
-    forces that hold for `hold` steps each, since noise of single steps averages out. temperature: in units of cost (metres, summed over
-    the horizon): small follows the best variation, large the mean of all.
+    horizon: steps of a plan. samples: variations per step, the plan itself among them. noise: their standard deviation, of forces that
+    are held for `hold` steps each, since noise of single steps averages out. temperature: of the weights, in units of cost (metres,
+    summed over the horizon): small follows the best variation, large the mean of all.
     """
 
     def __init__(self, maze: Maze, number: int = 1, *, horizon: int = 40, samples: int = 32, noise: float = 0.7, hold: int = 5,
@@ -33,7 +34,7 @@ class MPPI:
         self.reset(number)
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
-        """Begin episodes of `number` balls, without plans. How long they are is all the same."""
+        """Begin episodes of `number` balls, of any length, with plans of no force."""
         if number < 1:
             raise ValueError(f"number should be at least 1; got {number}")
         self.number = number
@@ -46,11 +47,11 @@ class MPPI:
                 f"this MPPI steers {self.number} balls, from observations ({self.number}, 4) to goals ({self.number}, 2); "
                 f"got {observation.shape} and {goal.shape}"
             )
-        tried = self._variations()
-        cost = self._cost(observation, goal, tried)
+        variations = self._variations()
+        cost = self._cost(observation, goal, variations)
         weight = np.exp((cost.min(1, keepdims=True) - cost) / self.temperature)
         weight /= weight.sum(1, keepdims=True)
-        plan = np.einsum("ns,nstc->ntc", weight, tried)
+        plan = np.einsum("ns,nstc->ntc", weight, variations)
         self.plan = np.concatenate([plan[:, 1:], plan[:, -1:]], axis=1)
         return plan[:, 0].copy()
 
@@ -62,7 +63,7 @@ class MPPI:
         return np.clip(self.plan[:, None] + noise[:, :, : self.horizon], -1, 1)
 
     def _cost(self, observation: Array, goal: Array, actions: Array) -> Array:
-        """(n, samples): distances to the goal, summed over the horizon."""
+        """(n, samples): distances to the goal in metres, summed over the horizon."""
         position, velocity = np.split(observation.repeat(self.samples, axis=0), 2, axis=1)
         target = goal.repeat(self.samples, axis=0)
         cost = np.zeros(len(target))

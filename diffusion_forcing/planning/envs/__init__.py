@@ -1,1 +1,1 @@
-"""Worlds to plan in. `maze2d` needs NumPy only; `gym` offers it to Gymnasium."""
+"""Environments to plan in: `maze2d` (NumPy only), and `gym`, which registers it with Gymnasium."""
