@@ -1,10 +1,13 @@
-"""Streams, tokens and models of a maze, small enough to plan within a test."""
+"""Streams, tokens, models and agents of a maze, small enough to plan within a test."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from oracles import seeded
 from torch import Tensor
@@ -13,39 +16,44 @@ from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.codecs import Chain
 from diffusion_forcing.engine.config import ModelConfig, RNNConfig, TransformerConfig
 from diffusion_forcing.levels import independent
-from diffusion_forcing.planning.data import FrameWindows, Transitions, collect, frames_of
-from diffusion_forcing.planning.envs.maze2d import DT, GEAR, MASS, MAZES
-from diffusion_forcing.planning.task import Maze2D
+from diffusion_forcing.planning.agent import PlanningAgent
+from diffusion_forcing.planning.data import Transitions, collect
+from diffusion_forcing.planning.envs.maze2d import DT, GEAR, MASS, MAZES, Balls
+from diffusion_forcing.planning.options import PlanOptions
+from diffusion_forcing.planning.rewards import Trajectory
+from diffusion_forcing.planning.tokens import FrameWindows, fit_codec, frames_of
 
 UMAZE = MAZES["umaze"]
+GOAL = torch.tensor(UMAZE.goal, dtype=torch.float32)[None]
 STACK, WIDTH = 10, 24
 BACKBONES = {
     "transformer": TransformerConfig(hidden=16, layers=1, heads=2, causal=False),
     "causal": TransformerConfig(hidden=16, layers=1, heads=2),
     "rnn": RNNConfig(hidden=16, blocks=1),
 }
+QUICK = PlanOptions(steps=2, scale=0.02, short_plan_scale=0.02, replan=10, eta=0.0)
 
 
 @lru_cache
 def streams(transitions: int = 20_000, seed: int = 0) -> Transitions:
-    """Walks through the U-shaped maze, collected once a process."""
+    """Walks through the U-shaped maze, collected once per process."""
     return collect(UMAZE, transitions, seed)
 
 
 @lru_cache
 def codec() -> Chain:
-    return Maze2D("umaze").codec(frames_of(streams())[0])
+    return fit_codec(frames_of(streams())[0], STACK)
 
 
 def model_of(kind: str = "transformer", levels: int = 100) -> DiffusionForcing:
-    """An untrained model of frames in stacks of ten. Its network says 0: plans are then noise of the data's variance."""
+    """An untrained model of tokens of ten frames. Its network outputs 0: plans are then noise of the data's variance."""
     torch.manual_seed(0)
     return ModelConfig(BACKBONES[kind], schedule="linear", levels=levels).build(WIDTH, 0, codec())
 
 
 @lru_cache
-def learned(kind: str = "transformer", steps: int = 60) -> DiffusionForcing:
-    """A model that has seen a little: enough to look at what it is given, and to stay near the maze."""
+def trained_model(kind: str = "transformer", steps: int = 60) -> DiffusionForcing:
+    """A model after a few training steps: it attends to what is known, and its plans stay near the maze."""
     model = model_of(kind)
     frames, before = frames_of(streams())
     windows = FrameWindows(frames, before, 13, STACK, codec(), (WIDTH,))
@@ -62,13 +70,80 @@ def learned(kind: str = "transformer", steps: int = 60) -> DiffusionForcing:
     return model.eval().requires_grad_(False)
 
 
+def agent_of(kind: str = "transformer", number: int = 3, *, episode: int = 60, seed: int = 0, **options) -> PlanningAgent:
+    """An agent of few denoising steps at the start of short episodes."""
+    agent = PlanningAgent(trained_model(kind), "umaze", dataclasses.replace(QUICK, **options), seed=seed)
+    agent.reset(number, steps=episode)
+    return agent
+
+
+def goals(agent: PlanningAgent) -> np.ndarray:
+    """The maze's goal for each ball, (n, 2)."""
+    return np.tile(UMAZE.goal, (agent.number, 1))
+
+
+def drive(agent: PlanningAgent, steps: int, **problem) -> np.ndarray:
+    """Actions (steps, n, 2) of an agent in closed loop. problem: goal or reward; the maze's goal if neither."""
+    balls = Balls("umaze", agent.number, seed=1)
+    actions = []
+    for _ in range(steps):
+        actions.append(agent.act(balls.observation, **(problem or {"goal": balls.goal})))
+        balls.step(actions[-1])
+    return np.stack(actions)
+
+
+def record_plans(agent: PlanningAgent) -> list:
+    """(step, balls, tokens) of each plan sampled from now on, in a list that fills up."""
+    plans, sample = [], agent._sample
+
+    def spy(problem, length, *others):
+        plans.append((agent.time, problem.balls.tolist(), length))
+        return sample(problem, length, *others)
+
+    agent._sample = spy
+    return plans
+
+
 def at_rest(*positions: tuple[float, float]) -> np.ndarray:
     """Observations (n, 4) of balls that do not move."""
     return np.array([(*position, 0.0, 0.0) for position in positions])
 
 
-def departures(frames: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """How far frames (n, t, 6) after observations (n, 4) depart from free flight: velocities and positions (n, t, 2)."""
-    seen = torch.cat([before[:, None], frames[..., 2:]], dim=1)
-    velocity = seen[:, :-1, 2:] + DT * (GEAR * frames[..., :2] - seen[:, :-1, 2:]) / (MASS + DT)
-    return velocity - seen[:, 1:, 2:], seen[:, :-1, :2] + DT * velocity - seen[:, 1:, :2]
+def line(*points: tuple[float, float]) -> Trajectory:
+    """One plan through positions, at rest."""
+    position = torch.tensor(points, dtype=torch.float32)[None]
+    return Trajectory(torch.zeros_like(position), torch.cat([position, torch.zeros_like(position)], dim=-1))
+
+
+def free_flight(number: int, length: int) -> tuple[Tensor, Tensor]:
+    """Frames (n, t, 6) and first observations (n, 4) of balls under random forces where there are no walls."""
+    forces = torch.rand(number, length, 2, generator=seeded(0), dtype=torch.float64) * 2 - 1
+    states = [torch.randn(number, 4, generator=seeded(1), dtype=torch.float64)]
+    for force in forces.unbind(1):
+        velocity = states[-1][:, 2:] + DT * (GEAR * force - states[-1][:, 2:]) / (MASS + DT)
+        states.append(torch.cat([states[-1][:, :2] + DT * velocity, velocity], dim=1))
+    return torch.cat([forces, torch.stack(states[1:], dim=1)], dim=-1).float(), states[0].float()
+
+
+def motion_errors(frames: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much frames (n, t, 6) after observations (n, 4) violate free flight: velocities and positions (n, t, 2)."""
+    state = torch.cat([before[:, None], frames[..., 2:]], dim=1)
+    velocity = state[:, :-1, 2:] + DT * (GEAR * frames[..., :2] - state[:, :-1, 2:]) / (MASS + DT)
+    return velocity - state[:, 1:, 2:], state[:, :-1, :2] + DT * velocity - state[:, 1:, :2]
+
+
+def write_public_layout(path: Path, timeouts=(), without=(), length: int = 100, **others) -> dict:
+    """A file of `length` transitions of one stream as D4RL lays it out; returns its arrays."""
+    h5py = pytest.importorskip("h5py")
+    data = collect(UMAZE, 64 * length, 0)
+    arrays = {
+        "observations": data.observations[0], "actions": data.actions[0], "rewards": np.zeros(length),
+        "terminals": np.arange(length) % 7 == 3, "timeouts": np.isin(np.arange(length), timeouts),
+    }  # fmt: skip
+    arrays |= others
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            if name not in without:
+                file[name] = array
+        file.create_group("metadata")
+    return arrays

@@ -1,4 +1,4 @@
-"""dforce in the mazes: data, pretrained models, and what a domain calls things."""
+"""dforce in the mazes: data, evaluation, pretrained models, and short names of options."""
 
 import json
 import re
@@ -49,25 +49,25 @@ def pretrained(trained, tmp_path, monkeypatch):
     return folder
 
 
-def said(capsys):
-    """Output and errors since last asked, without line breaks and frames."""
+def output_of(capsys):
+    """Standard output and error since the last call, without line breaks and frames."""
     return tuple(flat(re.sub(r"(?m)^[│|╭╰+] | [│|╮╯+]$", " ", text)) for text in capsys.readouterr())
 
 
 # Data.
 
 
-def test_data_made_in_a_moment_need_no_preparing(here, capsys):
+def test_data_made_in_memory_need_no_preparing(here, capsys):
     assert dforce("data", "composition") == 0
-    assert "composition makes its data in a moment, whenever it needs them" in said(capsys)[0]
+    assert "composition makes its data in a moment, whenever it needs them" in output_of(capsys)[0]
     assert not (here / "cache").exists()
 
 
-def test_data_are_made_and_where_they_are_is_told(here, capsys, monkeypatch):
+def test_data_are_made_and_their_file_is_printed(here, capsys, monkeypatch):
     monkeypatch.setitem(__import__("diffusion_forcing.planning.data", fromlist=["TRANSITIONS"]).TRANSITIONS, "umaze", 640)
     assert dforce("data", "maze2d-umaze") == 0
     file = here / "cache" / "maze2d-umaze-640-0.npz"
-    assert f"data {file} (0 MB)" in said(capsys)[0]
+    assert f"data {file} (0 MB)" in output_of(capsys)[0]
     assert np.load(file)["observations"].shape == (64, 10, 4)
 
 
@@ -83,7 +83,7 @@ def test_data_are_made_and_where_they_are_is_told(here, capsys, monkeypatch):
 )
 def test_mistakes_and_questions_about_data(words, code, message, capsys):
     assert dforce(*words) == code
-    assert message in " ".join(said(capsys))
+    assert message in " ".join(output_of(capsys))
 
 
 # Episodes.
@@ -94,7 +94,7 @@ def test_episodes_are_what_samples_are_elsewhere(trained, here, capsys):
     numbers = json.loads((here / "out.json").read_text())
     assert (numbers["episodes"], numbers["samples"], numbers["seed"]) == (2, 2, 3)
     assert numbers["success"] == 1
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     assert "Maze2D umaze, fixed goal: normalised score" in out
     assert "here: scripted controller that knows the maze" in out
     assert "published: Diffusion Forcing 116.7" in out
@@ -119,19 +119,19 @@ def test_episodes_may_come_before_the_run(trained, here, monkeypatch):
 @pytest.mark.parametrize("number", ["0", "-2"])
 def test_episodes_count_from_one(number, trained, capsys):
     assert dforce("eval", trained, "--episodes", number) == 2
-    assert "counts from 1" in said(capsys)[1]
+    assert "counts from 1" in output_of(capsys)[1]
 
 
 def test_multi_draws_a_goal_for_each_episode(trained, here, capsys):
     assert dforce("eval", trained, "--episodes", "2", "--multi", *QUICK, "--json", "out.json") == 0
     assert json.loads((here / "out.json").read_text())["episodes"] == 2
-    assert "Maze2D umaze, Multi2D: normalised score" in said(capsys)[0]
+    assert "Maze2D umaze, Multi2D: normalised score" in output_of(capsys)[0]
 
 
 @pytest.mark.parametrize("words", [["--multi", "--episodes", "2"], ["--task.multi"]])
 def test_multi_in_its_other_places(words, trained, capsys):
     assert dforce("eval", trained, *QUICK, *words) == 0
-    assert "Multi2D" in said(capsys)[0]
+    assert "Multi2D" in output_of(capsys)[0]
 
 
 def test_multi_may_come_before_the_run(trained, capsys):
@@ -156,13 +156,13 @@ def test_what_is_written_is_json_whatever_was_measured(trained, here):
 def test_sample_writes_plans(trained, here, capsys):
     assert dforce("sample", trained, "--samples", "3", "--out", "new") == 0
     assert np.load(here / "new" / "plans.npz")["actions"].shape == (3, 20, 2)
-    assert "wrote new/plans.png" in said(capsys)[0]
+    assert "wrote new/plans.png" in output_of(capsys)[0]
 
 
 def test_options_of_planning_are_options_of_the_command(trained, capsys):
     assert dforce("eval", trained, "--help") == 0
-    out, _ = said(capsys)
-    for part in ("--task.multi", "--task.policy {agent,diffuser,diffuser_pd,scripted,random,mppi}", "--task.plan.lookahead",
+    out, _ = output_of(capsys)
+    for part in ("--task.multi", "--task.policy {agent,zeroed,diffuser,diffuser_pd,scripted,random,mppi}", "--task.plan.lookahead",
                  "--task.plan.candidates", "(also --episodes)"):  # fmt: skip
         assert part in out
 
@@ -174,18 +174,18 @@ def test_options_of_planning_are_options_of_the_command(trained, capsys):
 def test_an_unknown_pretrained_model_is_answered_with_those_that_are(command, here, capsys, monkeypatch):
     monkeypatch.setattr(pretrained_models, "PRETRAINED", here / "pretrained")
     assert dforce(command, "maze2d-tiny", "--pretrained") == 2
-    _, err = said(capsys)
+    _, err = output_of(capsys)
     assert "there is no pretrained model 'maze2d-tiny'" in err
     assert "Traceback" not in err
     (here / "pretrained" / "maze2d-huge").mkdir(parents=True)
     (here / "pretrained" / "maze2d-huge" / "config.json").write_text("{}")
     assert dforce(command, "maze2d-tiny", "--pretrained") == 2
-    assert "there are maze2d-huge" in said(capsys)[1]
+    assert "there are maze2d-huge" in output_of(capsys)[1]
 
 
 def test_a_pretrained_model_is_judged_by_its_name(pretrained, here, capsys):
     assert dforce("list") == 0
-    assert "Pretrained: maze2d-umaze" in said(capsys)[0]
+    assert "Pretrained: maze2d-umaze" in output_of(capsys)[0]
     before = sorted(path.name for path in pretrained.rglob("*"))
     assert dforce("eval", "maze2d-umaze", "--pretrained", "--episodes", "2", *QUICK) == 0
     run = here / "runs" / "maze2d-umaze-pretrained"
