@@ -39,7 +39,7 @@ from diffusion_forcing import (
 from diffusion_forcing.engine.optim import build
 from diffusion_forcing.imitation.agent import ActOptions, ImitationAgent
 from diffusion_forcing.imitation.recipes import IMITATION
-from diffusion_forcing.imitation.tokens import Parts
+from diffusion_forcing.imitation.tokens import ModalityTokens
 from diffusion_forcing.video.codec import Patches
 from diffusion_forcing.video.recipes import VIDEO
 
@@ -261,8 +261,8 @@ def _plain_over_ready(model: DiffusionForcing, batch: int, repeats: int) -> floa
 def imitation(options: Options) -> list[dict]:
     """Milliseconds in which the recipe `swap` decides on a chunk of 15 actions, for one robot and for ten."""
     shapes = {"actions": (15, 7), "state": (64,)}
-    codec = Parts(shapes, {"actions": 48, "state": 64})
-    model = IMITATION["swap"]().model.build((64,), codec.told, codec)
+    codec = ModalityTokens(shapes, {"actions": 48, "state": 64})
+    model = IMITATION["swap"]().model.build((64,), codec.cond_width, codec)
     stirred(model.backbone)  # type: ignore[arg-type]
     rows = []
     for robots, steps in itertools.product((1, 10), (5, 10, 20)):

@@ -16,7 +16,6 @@ from diffusion_forcing.engine.log import progress_bar
 from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.pretrained import run_folder
 from diffusion_forcing.engine.run import load_run
-from diffusion_forcing.imitation.agent import agent_for
 from diffusion_forcing.imitation.swap.task import Swapping, wilson
 from diffusion_forcing.imitation.task import Imitation
 
@@ -47,10 +46,11 @@ def main(options: Options) -> None:
     rows = []
     with progress_bar() as progress:
         for steps in options.steps:
-            agent = agent_for(model, replace(task.acting, steps=steps), options.seed)
-            tried = world.try_out(agent, _films(options.out), samples=options.episodes, seed=options.seed, progress=progress).metrics
-            rows.append((steps, tried["clean"], tried["milliseconds a chunk"]))
-            print(f"{steps:3d} steps: {tried['clean']:.0%} of {options.episodes}, {rows[-1][2]:.0f} ms a chunk", flush=True)
+            tried = replace(task, world=world, acting=replace(task.acting, steps=steps))
+            folder = _films(options.out)
+            metrics = tried.evaluate(model, folder, samples=options.episodes, seed=options.seed, progress=progress).metrics
+            rows.append((steps, metrics["clean"], metrics["milliseconds a chunk"]))
+            print(f"{steps:3d} steps: {metrics['clean']:.0%} of {options.episodes}, {rows[-1][2]:.0f} ms a chunk", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with figure(options.out, 6, 3) as fig:
         ax = fig.subplots()

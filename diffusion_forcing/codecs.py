@@ -252,8 +252,8 @@ CODECS: dict[str, str] = {
     "pixels": "diffusion_forcing.video.codec:Pixels",
     "patches": "diffusion_forcing.video.codec:Patches",
     "painted": "diffusion_forcing.video.codec:Painted",
-    "parts": "diffusion_forcing.imitation.tokens:Parts",
-    "planes": "diffusion_forcing.imitation.image_tokens:Planes",
+    "modalities": "diffusion_forcing.imitation.tokens:ModalityTokens",
+    "image": "diffusion_forcing.imitation.image_tokens:ImageTokens",
 }
 """Codecs that can be saved with a model. Each has `description()`, plain JSON, and `from_description`, which makes an empty one from it."""
 

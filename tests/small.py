@@ -76,11 +76,11 @@ def small(recipe: str = "composition", **changes) -> Experiment:
             experiment = replace(experiment, model=painter, train__init=str(walks_model(task)))
         elif isinstance(experiment.model.backbone, ConvRNNConfig):
             experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
-    if isinstance(experiment.task, Imitation) and experiment.task.joint:  # the arm's drawing stands for the arm
-        task = Imitation(Swapping(px=8, number=3, body="twin", held=1), state=False, joint=True, moments=3)
+    if isinstance(experiment.task, Imitation) and experiment.task.tokens == "image":
+        task = Imitation(Swapping(px=8, number=3, simulator="kinematic", held_out=1), state=False, tokens="image", window=3)
         experiment = replace(experiment, task=task, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
     elif isinstance(experiment.task, Imitation):  # random pushes stand for every other world
-        experiment = replace(experiment, task=Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5))
+        experiment = replace(experiment, task=Imitation(Pushing(pushes_file(), held_out=2), chunk=4, offsets=2, window=5))
     return replace(experiment, **changes)
 
 

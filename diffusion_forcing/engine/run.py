@@ -23,7 +23,7 @@ from .task import TASKS, Evaluation
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
 # A run may go on with another budget, on another machine or to be judged otherwise; anything else would be another experiment.
 BUDGET = ("steps", "minutes", "keep", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
-MAY_CHANGE = {*(f"train.{name}" for name in BUDGET), "task.world.trials", "task.world.doubt", "task.world.extra"}
+MAY_CHANGE = {*(f"train.{name}" for name in BUDGET), "task.world.trials", "task.world.distractor_level", "task.world.extra_steps"}
 
 
 def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False) -> None:

@@ -302,7 +302,7 @@ class Drawn(NamedTuple):
 def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int, looks: int = 1) -> Drawn:
     """Noise and levels for a whole batch of windows."""
     size, length = len(windows), data.length_of(windows)
-    k, past = levels.by_name(config.draw, getattr(data, "parts", 1))((size * looks, length), top, generator)
+    k, past = levels.by_name(config.draw, getattr(data, "modalities", 1))((size * looks, length), top, generator)
     noise = torch.randn(size * looks, length, *data.event, generator=generator)
     past = None if past is None else past[::looks]
     kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None

@@ -8,8 +8,9 @@ from pathlib import Path
 from ..engine.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig
 from .agent import ActOptions
 from .pusht.task import Pushing
+from .recorded import Recorded
 from .swap.task import Swapping
-from .task import Imitation, Recorded
+from .task import Imitation
 
 TRAIN = TrainConfig(
     steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="remembered", warmup=100,
@@ -18,11 +19,12 @@ TRAIN = TrainConfig(
 
 
 def swap() -> Experiment:
-    """An arm swaps two fruits by way of a third plate, seen by two cameras: a GRU with memory, an hour on two cores."""
+    """An arm swaps two fruits by way of a third plate, observed by two cameras: a GRU with memory, an hour on two cores."""
     task = Imitation(
-        Swapping(), chunk=15, components=64, eye_steps=1500, state=False, moments=41, offsets=3, mirror=True, acting=ActOptions(noise=0.3)
-    )
-    # A past that is clean in most sequences, and doubted in some: with less of the former the hand is not as sure.
+        Swapping(), chunk=15, components=64, keypoint_steps=1500, state=False, window=41, offsets=3, mirror=True,
+        acting=ActOptions(temperature=0.3),
+    )  # fmt: skip
+    # Most sequences have a clean past, some a noisy one: with fewer clean ones the hand is less precise.
     train = replace(TRAIN, draw="remembered+teacher_forced+teacher_forced")
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), train)
 
@@ -30,25 +32,25 @@ def swap() -> Experiment:
 def swap_paper() -> Experiment:
     """The swap with the paper's model, for a GPU: two cameras of 32 px and 15 actions as 21 channels, U-Net and convolutional GRU.
 
-    The authors begin anywhere within the first chunk; demonstrations here are seen every fifth action, so there are three beginnings.
+    The authors cut chunks from any action on; demonstrations here have a frame every fifth action, so there are three offsets.
     """
-    task = Imitation(Swapping(px=32), chunk=15, state=False, joint=True, moments=40, offsets=3, acting=ActOptions(steps=25))
+    task = Imitation(Swapping(px=32), chunk=15, state=False, tokens="image", window=40, offsets=3, acting=ActOptions(steps=25))
     model = ModelConfig(ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4)), parameterization="x0")
     return Experiment(task, model, TrainConfig(steps=50_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999, given=0.5))
 
 
 def imitation() -> Experiment:
-    """Demonstrations of your own: --data FOLDER of a LeRobot data set (v2.1); a GRU over what is seen and done, an hour on two cores."""
+    """Your own demonstrations: --data FOLDER of a LeRobot data set (v2.0, 2.1 or 3.0); a GRU with memory, an hour on two cores."""
     return Experiment(Imitation(Recorded(), offsets=3), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
 
 
 def pusht() -> Experiment:
     """Push-T from states, 206 demonstrations by people: --data FILE, the low-dimensional set as an npz; half an hour on two cores.
 
-    A single look tells all there is to know, so that nothing is remembered; with memory the score is lower (docs/results.md).
+    A single state is all there is to know, so the agent has no memory; with memory the score is lower (docs/results.md).
     """
-    acting = ActOptions(noise=0.5, memory=1)
-    task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, moments=1, mirror=True, acting=acting)
+    acting = ActOptions(temperature=0.5, memory=1)
+    task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, window=1, mirror=True, acting=acting)
     train = replace(TRAIN, batch=640, minutes=30.0)
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), train)
 

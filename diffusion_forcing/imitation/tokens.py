@@ -1,204 +1,217 @@
-"""What a robot sees and does as tokens: one token for each part of a moment, so that each part has a noise level of its own.
+"""Observations and actions as tokens: one token per modality and timestep, so that each modality has its own noise level.
 
-A moment is [the actions that led to it, each camera's picture, the state]. As a sequence: the first moment has no actions before it, then
-moment follows moment. That a camera can be doubted alone, and actions sampled from what was seen, is then nothing but a choice of levels.
-A chunk of actions is told by how it differs from the last action before it, so that going on as before is what no knowledge comes to.
+A timestep is [the chunk of actions that led to it, an image of each camera, the state]. In a sequence of tokens the first timestep has no
+actions. Ignoring one camera, or sampling actions given an observation, is then a choice of noise levels only. A chunk of actions is
+encoded as its difference to the last action before it, so that the mean token continues with what was done.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .keypoints import Eye, as_floats
+from ..codecs import principal_directions
+from .keypoints import KeypointAutoencoder, as_floats
 
 ACTIONS, STATE = "actions", "state"
-FITTED = 3000  # moments that directions are fitted to
+FITTED = 3000
+"""Timesteps that principal directions are fitted to, at most."""
 
 
-class Parts(nn.Module):
-    """Parts of moments, dict of (b, t, *shape), to tokens (b, t * parts, width) and back. Pictures are bytes, all else floats.
+class ModalityTokens(nn.Module):
+    """Timesteps, dict of (b, t, *shape), to tokens (b, t * modalities, width) and back. Images are uint8, everything else floats.
 
-    shapes: of each part, in the order of its tokens, actions first. Each part has a mean and a unit for each of its d numbers, principal
-    directions (d, kept) and scales (kept,); a token with fewer numbers than the widest ends with zeros. variance: (width,), of each number
-    of a token, as the model wants to know. eyes: of cameras whose pictures are first told by an `Eye`; the rest then speaks of its numbers.
-    start: (a,), what counts as the last action before the first chunk.
+    shapes: of each modality in the order of its tokens, `actions` (chunk, a) first. components: principal directions kept of each; shorter
+    tokens are padded with zeros to the widest. autoencoders: of cameras whose images are first encoded by one.
+
+    Buffers of modality i with d numbers: mean{i}, std{i} (d,), basis{i} (d, components), scale{i} (components,). variance (width,): of each
+    number of a token, for the model's input and output scaling. initial_action (a,): stands for the last action before the first chunk.
+    action_stats (2, a): mean and standard deviation of actions, which normalise the condition.
     """
 
     variance: Tensor
-    start: Tensor
-    place: Tensor
+    initial_action: Tensor
+    action_stats: Tensor
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], kept: Mapping[str, int], eyes: Mapping[str, Eye] | None = None) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], components: Mapping[str, int],
+        autoencoders: Mapping[str, KeypointAutoencoder] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         check_names(list(shapes))
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self.kept = {name: kept[name] for name in shapes}
-        self.width = max(self.kept.values())
-        found = eyes or {}
-        self.eyes = nn.ModuleDict({f"eye{i}": found[name] for i, name in enumerate(self.shapes) if name in found})
-        self.eyes.requires_grad_(False)  # trained first, then left as they are, also when built anew to be loaded
+        self.components = {name: components[name] for name in shapes}
+        self.width = max(self.components.values())
+        given = autoencoders or {}
+        self.autoencoders = nn.ModuleDict({str(i): given[name] for i, name in enumerate(self.shapes) if name in given})
+        self.autoencoders.requires_grad_(False)  # frozen, also in a codec that is built to be loaded
         for i, (name, shape) in enumerate(self.shapes.items()):
-            d = found[name].config["latent"] if name in found else math.prod(shape)
+            d = given[name].config["latent"] if name in given else math.prod(shape)
             self.register_buffer(f"mean{i}", torch.zeros(d))
-            self.register_buffer(f"unit{i}", torch.ones(d))
-            self.register_buffer(f"basis{i}", torch.zeros(d, self.kept[name]))
-            self.register_buffer(f"scale{i}", torch.ones(self.kept[name]))
+            self.register_buffer(f"std{i}", torch.ones(d))
+            self.register_buffer(f"basis{i}", torch.zeros(d, self.components[name]))
+            self.register_buffer(f"scale{i}", torch.ones(self.components[name]))
         self.register_buffer("variance", torch.ones(self.width))
-        self.register_buffer("start", torch.zeros(self.shapes[ACTIONS][-1]))
-        self.register_buffer("place", torch.stack([torch.zeros_like(self.start), torch.ones_like(self.start)]))  # of actions: mean, unit
+        self.register_buffer("initial_action", torch.zeros(self.shapes[ACTIONS][-1]))
+        self.register_buffer("action_stats", torch.stack([torch.zeros_like(self.initial_action), torch.ones_like(self.initial_action)]))
 
     def description(self) -> dict[str, Any]:
-        eyes = {name: eye.config for name in self.names if (eye := self._eye(name)) is not None}
-        return {"shapes": {name: list(shape) for name, shape in self.shapes.items()}, "kept": self.kept, "eyes": eyes}
+        configs = {name: autoencoder.config for name in self.names if (autoencoder := self._autoencoder(name)) is not None}
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        return {"shapes": shapes, "components": self.components, "autoencoders": configs}
 
     @classmethod
-    def from_description(cls, shapes: dict[str, Any], kept: dict[str, int], eyes: dict[str, Any]) -> Parts:
-        return cls(shapes, kept, {name: Eye(**options) for name, options in eyes.items()})
+    def from_description(cls, shapes: dict[str, Any], components: dict[str, int], autoencoders: dict[str, Any]) -> ModalityTokens:
+        return cls(shapes, components, {name: KeypointAutoencoder(**config) for name, config in autoencoders.items()})
 
     @classmethod
     def fit(
-        cls, episodes: Sequence[Mapping[str, Tensor]], keep: Mapping[str, int], whiten: float = 0.5, cut: float = 1e-3,
-        eyes: Mapping[str, Eye] | None = None,
-    ) -> Parts:  # fmt: skip
-        """From the moments of episodes, each a dict of (t, *shape) whose first chunk of actions means nothing.
+        cls, episodes: Sequence[Mapping[str, Tensor]], components: Mapping[str, int], whiten: float = 0.5, cut: float = 1e-3,
+        autoencoders: Mapping[str, KeypointAutoencoder] | None = None,
+    ) -> ModalityTokens:  # fmt: skip
+        """From episodes, dicts of (t, *shape). The first chunk of actions of each is a placeholder and is left out.
 
-        keep: directions of each part at most, all if not said. whiten: how far directions are made equally large, from 0 (not at all) to 1.
-        Those below `cut` times the largest are dropped. Metres, radians and openings come in units of their own: numbers of vectors count
-        by their spread.
+        components: principal directions of each modality at most; all of one that is not named. whiten: from 0, directions keep their
+        variance, to 1, all have the same. Directions with less than `cut` times the largest standard deviation are dropped. Actions and
+        states are divided by their standard deviation first, since metres, radians and openings have units of their own.
         """
         if not 0 <= whiten <= 1:
-            raise ValueError(f"whiten goes from 0 (as they are) to 1 (all alike); got {whiten}")
+            raise ValueError(f"whiten is from 0 (directions keep their variance) to 1 (all have the same); got {whiten}")
         check_names(list(episodes[0]))
-        parts = {name: torch.cat([one[name][1:] for one in episodes]) for name in episodes[0]}
-        actions = parts[ACTIONS].float().flatten(0, 1)
-        start = torch.stack([one[ACTIONS][1, 0] for one in episodes]).float().mean(0)
-        parts[ACTIONS] = torch.cat([one[ACTIONS].float()[1:] - _before(one[ACTIONS].float(), start)[1:, None] for one in episodes])
-        found: dict[str, tuple[Tensor, ...]] = {}
-        for name, raw in parts.items():
-            some = raw[torch.linspace(0, len(raw) - 1, min(FITTED, len(raw))).long()]
-            x = eyes[name].encode(some) if eyes and name in eyes else as_floats(some).flatten(1)
+        initial_action = torch.stack([episode[ACTIONS][1, 0] for episode in episodes]).float().mean(0)
+        raw = {name: torch.cat([episode[name][1:] for episode in episodes]) for name in episodes[0]}
+        actions = raw[ACTIONS].float().flatten(0, 1)
+        chunks = [episode[ACTIONS].float() for episode in episodes]
+        raw[ACTIONS] = torch.cat([one[1:] - _last_actions(one, initial_action)[1:, None] for one in chunks])
+        buffers: dict[str, dict[str, Tensor]] = {}
+        variances: list[Tensor] = []
+        for name, values in raw.items():
+            some = values[torch.linspace(0, len(values) - 1, min(FITTED, len(values))).long()]
+            x = autoencoders[name].encode(some) if autoencoders and name in autoencoders else as_floats(some).flatten(1)
             if not torch.isfinite(x).all():
                 raise ValueError(f"{name} hold NaN or infinite values; fill or drop them first")
-            unit = units(raw).flatten() if name in (ACTIONS, STATE) else torch.ones(x.shape[1])
+            unit = spread_of(values).flatten() if name in (ACTIONS, STATE) else torch.ones(x.shape[1])
             mean = x.mean(0)
-            std, basis = _principal((x - mean) / unit, keep.get(name, x.shape[1]))
-            if not std[0] > 0:
+            rows = ((x - mean) / unit).double()
+            if not rows.any():
                 raise ValueError(f"{name} never vary: there is nothing to learn from them")
+            directions, variance = principal_directions(rows, min(components.get(name, x.shape[1]), len(x) - 1, x.shape[1]))
+            std, basis = variance.sqrt().float(), directions.float()
             number = int((std > cut * std[0]).sum())
             std, basis = std[:number], basis[:, :number]
-            scale = std**whiten * (std ** (2 - 2 * whiten)).mean().sqrt()  # numbers of a token vary by 1 on average
-            found[name] = mean, unit, basis, scale, (std / scale) ** 2
-        codec = cls({name: tuple(raw.shape[1:]) for name, raw in parts.items()}, {name: len(one[3]) for name, one in found.items()}, eyes)
+            scale = std**whiten * (std ** (2 - 2 * whiten)).mean().sqrt()  # the numbers of a token have variance 1 on average
+            buffers[name] = {"mean": mean, "std": unit, "basis": basis, "scale": scale}
+            variances.append((std / scale) ** 2)
+        codec = cls(
+            {name: tuple(values.shape[1:]) for name, values in raw.items()},
+            {name: len(one["scale"]) for name, one in buffers.items()}, autoencoders,
+        )  # fmt: skip
+        for name, one in buffers.items():
+            for which, value in one.items():
+                codec._buffer(name, which).copy_(value)
         sums = torch.zeros(2, codec.width)
-        for name, (mean, unit, basis, scale, spread) in found.items():
-            for which, value in (("mean", mean), ("unit", unit), ("basis", basis), ("scale", scale)):
-                codec._of(name, which).copy_(value)
-            sums[:, : len(spread)] += torch.stack([spread, torch.ones_like(spread)])
+        for variance in variances:
+            sums[:, : len(variance)] += torch.stack([variance, torch.ones_like(variance)])
         codec.variance.copy_(sums[0] / sums[1])
-        codec.start.copy_(start)
-        codec.place.copy_(torch.stack([actions.mean(0), units(actions)]))
+        codec.initial_action.copy_(initial_action)
+        codec.action_stats.copy_(torch.stack([actions.mean(0), spread_of(actions)]))
         return codec
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of the modalities, in the order of their tokens: actions first."""
         return tuple(self.shapes)
 
-    def encode(self, moments: Mapping[str, Tensor]) -> Tensor:
-        """Moments, dict of (b, t, *shape), to tokens (b, t * parts, width). The first is that of the actions before all of them."""
-        missing = [name for name in self.names if name not in moments]
+    @property
+    def sensors(self) -> tuple[str, ...]:
+        """Names of the observed modalities."""
+        return self.names[1:]
+
+    def encode(self, timesteps: Mapping[str, Tensor]) -> Tensor:
+        """Timesteps of whole episodes to tokens. The first token is that of the placeholder actions."""
+        missing = [name for name in self.names if name not in timesteps]
         if missing:
-            raise ValueError(f"a moment has {', '.join(self.names)}; {', '.join(missing)} are missing")
-        tokens = [self.encode_actions(moments[ACTIONS], self.before(moments[ACTIONS]))]
-        tokens += [self.encode_part(name, moments[name]) for name in self.names[1:]]
+            raise ValueError(f"a timestep has {', '.join(self.names)}; {', '.join(missing)} are missing")
+        tokens = [self.encode_actions(timesteps[ACTIONS], self.last_actions(timesteps[ACTIONS]))]
+        tokens += [self.encode_modality(name, timesteps[name]) for name in self.sensors]
         return torch.stack(tokens, dim=2).flatten(1, 2)
 
-    def before(self, actions: Tensor) -> Tensor:
-        """The last action before each chunk, (b, t, a), of actions (b, t, chunk, a) from the beginning on."""
-        return torch.stack([_before(one.float(), self.start) for one in actions])
+    def decode(self, tokens: Tensor) -> dict[str, Tensor]:
+        """Tokens (b, t * modalities, width) of whole episodes to timesteps, dict of (b, t, *shape), images from 0 to 1."""
+        by_time = tokens.unflatten(1, (-1, len(self.shapes)))
+        decoded = {name: self.decode_modality(name, by_time[:, :, i]) for i, name in enumerate(self.names)}
+        ends = self.initial_action + decoded[ACTIONS][:, 1:-1, -1].cumsum(1)
+        last = torch.cat([self.initial_action.expand(len(tokens), 2, -1), ends], dim=1)[:, : by_time.shape[1]]
+        return {**decoded, ACTIONS: decoded[ACTIONS] + last[:, :, None]}
 
-    def encode_actions(self, actions: Tensor, before: Tensor) -> Tensor:
+    def last_actions(self, actions: Tensor) -> Tensor:
+        """The last action before each chunk, (b, t, a), of actions (b, t, chunk, a) of whole episodes."""
+        return torch.stack([_last_actions(one.float(), self.initial_action) for one in actions])
+
+    def encode_actions(self, actions: Tensor, last: Tensor) -> Tensor:
         """Chunks (b, t, chunk, a), each after a last action (b, t, a), to tokens (b, t, width)."""
-        return self.encode_part(ACTIONS, actions.float() - before[:, :, None])
+        return self.encode_modality(ACTIONS, actions.float() - last[:, :, None])
 
-    def decode_actions(self, tokens: Tensor, before: Tensor) -> Tensor:
+    def decode_actions(self, tokens: Tensor, last: Tensor) -> Tensor:
         """Tokens (b, t, width) of chunks, each after a last action (b, t, a), to actions (b, t, chunk, a)."""
-        return self.decode_part(ACTIONS, tokens) + before[:, :, None]
+        return self.decode_modality(ACTIONS, tokens) + last[:, :, None]
 
-    def encode_part(self, name: str, raw: Tensor) -> Tensor:
-        """(b, t, *shape) to tokens (b, t, width). Actions: what is added to the last one before them."""
+    def encode_modality(self, name: str, raw: Tensor) -> Tensor:
+        """(b, t, *shape) to tokens (b, t, width). Of actions: differences to the last action before the chunk."""
         shape = self.shapes[name]
         if tuple(raw.shape[2:]) != shape:
-            raise ValueError(f"{name} have shape {shape} a moment; got {tuple(raw.shape[2:])}. The model was trained on others")
-        eye = self._eye(name)
-        told = as_floats(raw).flatten(2) if eye is None else eye.encode(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
-        x = (told - self._of(name, "mean")) / self._of(name, "unit")
-        tokens = x @ self._of(name, "basis") / self._of(name, "scale")
-        return F.pad(tokens, (0, self.width - self.kept[name]))
+            raise ValueError(f"{name} of a timestep should have shape {shape}, as the model was trained; got {tuple(raw.shape[2:])}")
+        autoencoder = self._autoencoder(name)
+        x = as_floats(raw).flatten(2) if autoencoder is None else autoencoder.encode(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+        x = (x - self._buffer(name, "mean")) / self._buffer(name, "std")
+        tokens = x @ self._buffer(name, "basis") / self._buffer(name, "scale")
+        return F.pad(tokens, (0, self.width - self.components[name]))
 
-    def decode(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Tokens (b, t * parts, width) to moments, dict of (b, t, *shape), pictures from 0 to 1."""
-        moments = tokens.unflatten(1, (-1, len(self.shapes)))
-        parts = {name: self.decode_part(name, moments[:, :, i]) for i, name in enumerate(self.names)}
-        ends = self.start + parts[ACTIONS][:, 1:-1, -1].cumsum(1)
-        before = torch.cat([self.start.expand(len(tokens), 2, -1), ends], dim=1)[:, : moments.shape[1]]
-        return {**parts, ACTIONS: parts[ACTIONS] + before[:, :, None]}
-
-    def decode_part(self, name: str, tokens: Tensor) -> Tensor:
-        """Tokens (b, t, width) to (b, t, *shape). Actions: what is added to the last one before them."""
-        x = (tokens[..., : self.kept[name]] * self._of(name, "scale")) @ self._of(name, "basis").T
-        told = x * self._of(name, "unit") + self._of(name, "mean")
-        eye = self._eye(name)
-        return told.unflatten(-1, self.shapes[name]) if eye is None else eye.decode(told.flatten(0, 1)).unflatten(0, tokens.shape[:2])
+    def decode_modality(self, name: str, tokens: Tensor) -> Tensor:
+        """Tokens (b, t, width) to (b, t, *shape). Of actions: differences to the last action before the chunk."""
+        x = (tokens[..., : self.components[name]] * self._buffer(name, "scale")) @ self._buffer(name, "basis").T
+        x = x * self._buffer(name, "std") + self._buffer(name, "mean")
+        autoencoder = self._autoencoder(name)
+        if autoencoder is None:
+            return x.unflatten(-1, self.shapes[name])
+        return autoencoder.decode(x.flatten(0, 1)).unflatten(0, tokens.shape[:2])
 
     @property
-    def told(self) -> int:
-        """Numbers of a condition: which part a token is, and the action that was carried out last."""
+    def cond_width(self) -> int:
+        """Numbers of a condition: the token's modality, one-hot, and the last action."""
         return len(self.shapes) + self.shapes[ACTIONS][-1]
 
-    def conditions(self, last: Tensor, tokens: int, first: int = 0) -> Tensor:
-        """(b, tokens, told) of tokens that begin with part number `first`, after the last action (b, a)."""
-        kinds = F.one_hot((first + torch.arange(tokens)) % len(self.shapes), len(self.shapes)).float()
-        where = (last - self.place[0]) / self.place[1]
-        return torch.cat([kinds.expand(len(last), -1, -1), where[:, None].expand(-1, tokens, -1)], dim=-1)
+    def build_cond(self, last: Tensor, tokens: int, first: int = 0) -> Tensor:
+        """(b, tokens, cond_width) of tokens of modalities first, first + 1, .. in turn, after a last action (b, a)."""
+        modality = F.one_hot((first + torch.arange(tokens)) % len(self.shapes), len(self.shapes)).float()
+        action = (last - self.action_stats[0]) / self.action_stats[1]
+        return torch.cat([modality.expand(len(last), -1, -1), action[:, None].expand(-1, tokens, -1)], dim=-1)
 
-    def _eye(self, name: str) -> Eye | None:
-        return dict(self.eyes.named_children()).get(f"eye{self.names.index(name)}")  # type: ignore[return-value]
+    def _autoencoder(self, name: str) -> KeypointAutoencoder | None:
+        return cast("KeypointAutoencoder | None", dict(self.autoencoders.named_children()).get(str(self.names.index(name))))
 
-    def _of(self, name: str, which: str) -> Tensor:
+    def _buffer(self, name: str, which: str) -> Tensor:
         return self.get_buffer(f"{which}{self.names.index(name)}")
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise unless these are actions and something that is seen."""
+    """Raise unless these are actions and at least one observation."""
     if len(names) < 2 or names[0] != ACTIONS:
-        raise ValueError(f"the parts of a moment are actions, and then what is seen after them; got {', '.join(names) or 'none'}")
+        raise ValueError(f"a timestep has actions first, then at least one observation; got {', '.join(names) or 'none'}")
 
 
-def _before(actions: Tensor, start: Tensor) -> Tensor:
-    """The last action before each chunk, (t, a), of chunks (t, chunk, a); that before the first two is `start`: the first means nothing."""
-    return torch.cat([start.expand(2, -1), actions[1:-1, -1]])[: len(actions)]
+def spread_of(values: Tensor) -> Tensor:
+    """Standard deviation of each number over all leading axes, of (n, s) or (n, chunk, a); as (s,) or (chunk, a). 1 where constant."""
+    std = values.float().flatten(0, -2).std(0)
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    return std.expand(values.shape[1:])
 
 
-def units(part: Tensor) -> Tensor:
-    """(*shape), the spread of each number of a vector over all moments, and over all steps of a chunk: (n, s), or (n, chunk, a)."""
-    spread = part.float().flatten(0, -2).std(0)
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    return spread.expand(part.shape[1:])
-
-
-def _principal(x: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """Standard deviations (k,) and directions (d, k) of centred rows x (n, d), the largest first."""
-    keep = min(keep, *x.shape)
-    if x.shape[1] <= 1024:
-        values, vectors = torch.linalg.eigh(x.double().T @ x.double() / len(x))
-        return values.flip(0)[:keep].clamp(min=0).sqrt().float(), vectors.flip(1)[:, :keep].float()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the directions that are found depend on x alone
-        _, singular, vectors = torch.svd_lowrank(x, q=min(keep + 16, *x.shape), niter=4)
-    return singular[:keep] / math.sqrt(len(x)), vectors[:, :keep]
+def _last_actions(chunks: Tensor, initial: Tensor) -> Tensor:
+    """The last action before each chunk, (t, a), of chunks (t, chunk, a). The first is a placeholder: `initial` is before the first two."""
+    return torch.cat([initial.expand(2, -1), chunks[1:-1, -1]])[: len(chunks)]

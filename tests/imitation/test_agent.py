@@ -24,13 +24,16 @@ from diffusion_forcing.engine.config import (
 from diffusion_forcing.engine.recipes import resolve
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.imitation import agent as imitation
-from diffusion_forcing.imitation.agent import ActOptions, ImitationAgent, MomentAgent, agent_for
+from diffusion_forcing.imitation.agent import ActOptions, ImageTokenAgent, ImitationAgent, agent_for
 from diffusion_forcing.imitation.demonstrations import Demonstrations
-from diffusion_forcing.imitation.image_tokens import Planes
+from diffusion_forcing.imitation.image_tokens import ImageTokens
 from diffusion_forcing.imitation.pusht.task import Pushing
 from diffusion_forcing.imitation.recipes import IMITATION
-from diffusion_forcing.imitation.task import Imitation, Recorded, moments_of
-from diffusion_forcing.imitation.tokens import Parts
+from diffusion_forcing.imitation.recorded import Recorded
+from diffusion_forcing.imitation.task import Imitation
+from diffusion_forcing.imitation.tokens import ModalityTokens
+from diffusion_forcing.imitation.windows import timesteps_of
+from diffusion_forcing.imitation.world import World
 from diffusion_forcing.parameterization import with_x0
 from diffusion_forcing.schedule import expand
 
@@ -50,17 +53,17 @@ def demonstrations(episodes=5, frames=7, every=3, seed=0, cameras=("front", "han
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(World):
     """A world of demonstrations that a test gives."""
 
     of: object
-    held: int = 1
+    held_out: int = 1
 
     def demonstrations(self, chunk, progress=None):
         return self.of()
 
 
-TASK = Imitation(Given(demonstrations), chunk=3, components=8, moments=7)
+TASK = Imitation(Given(demonstrations), chunk=3, components=8, window=7)
 
 
 SMALL = RNNConfig(hidden=16)
@@ -96,7 +99,7 @@ def agent_of(model, n=2, **options):
 
 def test_a_moment_holds_the_actions_that_led_to_what_is_seen():
     shown = demonstrations(1, frames=4, every=3)
-    moments = moments_of(shown, 0, 3)
+    moments = timesteps_of(shown, 0, 3)
     assert list(moments) == ["actions", "front", "hand", "state"]
     assert moments["actions"].shape == (4, 3, 2)
     assert not moments["actions"][0].any()
@@ -108,7 +111,7 @@ def test_a_moment_holds_the_actions_that_led_to_what_is_seen():
 
 def test_chunks_may_span_frames_and_begin_later():
     shown = demonstrations(1, frames=7, every=1, cameras=())
-    moments = moments_of(shown, 0, 2, offset=1)
+    moments = timesteps_of(shown, 0, 2, offset=1)
     np.testing.assert_array_equal(moments["state"], shown.states[0][[1, 3, 5, 6]])  # the last chunk is one action long, and padded
     np.testing.assert_array_equal(moments["actions"][1:3].reshape(4, 2), shown.actions[0][1:5])
     np.testing.assert_array_equal(moments["actions"][3], shown.actions[0][[5, 5]])
@@ -116,18 +119,21 @@ def test_chunks_may_span_frames_and_begin_later():
 
 def test_an_episode_that_ends_with_an_act_rests_at_its_end():
     shown = Demonstrations([np.arange(8.0).reshape(4, 2)], [np.arange(4.0)[:, None]], fps=10)
-    moments = moments_of(shown, 0, 2)
+    moments = timesteps_of(shown, 0, 2)
     np.testing.assert_array_equal(moments["state"][:, 0], [0, 2, 3])
     np.testing.assert_array_equal(moments["actions"][2], [[4, 5], [6, 7]])
 
 
 @pytest.mark.parametrize(
     ("chunk", "offset", "words"),
-    [(4, 0, "seen every 3 actions, so a chunk must be a multiple of that; got 4"), (3, 6, "has 7 frames; none is left from number 6 on")],
+    [
+        (4, 0, "a frame every 3 actions, so a chunk must be a multiple of that; got 4"),
+        (3, 6, "has 7 frames; none is left from number 6 on"),
+    ],
 )
 def test_chunks_that_do_not_fit_are_refused(chunk, offset, words):
     with pytest.raises(ValueError, match=words):
-        moments_of(demonstrations(1), 0, chunk, offset)
+        timesteps_of(demonstrations(1), 0, chunk, offset)
 
 
 def test_tokens_are_parts_in_turn_and_say_which_they_are():
@@ -138,7 +144,7 @@ def test_tokens_are_parts_in_turn_and_say_which_they_are():
     assert batch.x.shape == (1, 7 * 4 - 1, 8)
     assert batch.cond[0, :, :4].argmax(1).tolist() == ([1, 2, 3, 0] * 7)[:-1]
     assert batch.mask.all()
-    first = data.codec.encode_part("front", torch.as_tensor(demonstrations().images["front"][0][:1])[None])
+    first = data.codec.encode_modality("front", torch.as_tensor(demonstrations().images["front"][0][:1])[None])
     torch.testing.assert_close(batch.x[0, 0], first[0, 0])
     assert not batch.x[0, 2, 2:].any()  # a state has two numbers, the rest of its token is empty
     assert len(data.train) == 4
@@ -159,10 +165,10 @@ def test_tokens_are_told_what_was_done_last():
 
 def test_an_agent_knows_what_it_did_last(model):
     agent = agent_of(model)
-    start = agent.codec.start.expand(2, -1)
+    start = agent.codec.initial_action.expand(2, -1)
     assert torch.equal(agent._last, start)
     done = np.random.default_rng(0).normal(size=(2, 3, 2)).astype(np.float32)
-    agent.act(look(), doing=done)
+    agent.act(look(), executed=done)
     assert torch.equal(agent._last, torch.as_tensor(done[:, -1]))
     decided = agent.act(look())
     assert torch.equal(agent._last, torch.as_tensor(decided[:, -1]))
@@ -177,12 +183,12 @@ def test_knowing_nothing_is_going_on_as_before(model):
     moved = codec.encode_actions(actions + 5, actions[:, :, 0] + 5)
     torch.testing.assert_close(codec.encode_actions(actions, actions[:, :, 0]), moved, atol=1e-4, rtol=1e-4)
     last = torch.tensor([[[3.0, -4.0]]])
-    mean = codec.decode_part("actions", torch.zeros(1, 1, codec.width))
+    mean = codec.decode_modality("actions", torch.zeros(1, 1, codec.width))
     torch.testing.assert_close(codec.decode_actions(torch.zeros(1, 1, codec.width), last), mean + last[:, :, None])
 
 
 def test_each_offset_is_a_sequence_of_its_own():
-    task = Imitation(Given(lambda: demonstrations(3, every=1, cameras=())), chunk=2, offsets=2, moments=4)
+    task = Imitation(Given(lambda: demonstrations(3, every=1, cameras=())), chunk=2, offsets=2, window=4)
     assert len(task.data().train) == 4
     assert len(task.data().valid) == 1
 
@@ -191,20 +197,20 @@ def test_there_are_no_more_offsets_than_looks_in_a_chunk():
     """One more would be the first again, without its first chunk."""
     for every, chunk, number in ((3, 3, 1), (3, 6, 2), (1, 2, 2)):
         shown = demonstrations(3, every=every, cameras=())
-        data = Imitation(Given(lambda shown=shown: shown), chunk=chunk, offsets=9, moments=4).data()
+        data = Imitation(Given(lambda shown=shown: shown), chunk=chunk, offsets=9, window=4).data()
         assert len(data.train) == 2 * number
 
 
 @pytest.mark.parametrize(("chunk", "every"), [(15, 5), (8, 4), (6, 3), (7, 1), (1, 1)])
 def test_demonstrations_of_ones_own_are_seen_within_a_chunk(chunk, every, monkeypatch):
     asked = []
-    monkeypatch.setattr("diffusion_forcing.imitation.lerobot.read_lerobot", lambda *_, **options: asked.append(options["every"]))
+    monkeypatch.setattr("diffusion_forcing.imitation.recorded.read_lerobot", lambda *_, **options: asked.append(options["every"]))
     Recorded().demonstrations(chunk)
     assert asked == [every]
 
 
 def test_windows_begin_with_a_look_and_end_with_the_actions_after_the_last():
-    windows = changed(TASK, moments=2).data().train  # of 7 looks each, with 6 chunks between them
+    windows = changed(TASK, window=2).data().train  # of 7 looks each, with 6 chunks between them
     drawn = windows.draw(1000, torch.Generator().manual_seed(0))
     assert drawn[:, 1].unique().tolist() == [0, 4, 8, 12, 16]
     assert drawn[:, 1].bincount()[::4].min() > 150
@@ -216,7 +222,7 @@ def test_windows_begin_with_a_look_and_end_with_the_actions_after_the_last():
 
 def test_windows_as_long_as_demonstrations_begin_where_these_do():
     for moments in (7, 8, 100):
-        windows = changed(TASK, moments=moments).data().train
+        windows = changed(TASK, window=moments).data().train
         assert windows.length == 7 * 4 - 1  # nothing is done after the last look
         assert not windows.draw(50)[:, 1].any()
         assert windows.all().tolist() == [[i, 0] for i in range(4)]
@@ -224,13 +230,13 @@ def test_windows_as_long_as_demonstrations_begin_where_these_do():
 
 @pytest.mark.parametrize("moments", [1, 2, 3])
 def test_an_agent_that_forgets_decides_after_what_it_was_trained_on(moments, model, monkeypatch):
-    windows = changed(TASK, moments=moments).data().train
+    windows = changed(TASK, window=moments).data().train
     kinds = windows.read(windows.draw(1)).cond[0, :, :4].argmax(1).tolist()
     heard, sample = [], ImitationAgent._sample
 
-    def listening(self, part):
-        heard.append([*self._past.recent[2][0, :, :4].argmax(1).tolist(), part])
-        return sample(self, part)
+    def listening(self, modality):
+        heard.append([*self._past.recent[2][0, :, :4].argmax(1).tolist(), modality])
+        return sample(self, modality)
 
     monkeypatch.setattr(ImitationAgent, "_sample", listening)
     agent = agent_of(model, memory=moments)
@@ -240,7 +246,7 @@ def test_an_agent_that_forgets_decides_after_what_it_was_trained_on(moments, mod
 
 
 def test_an_agent_that_sees_one_look_is_trained(tmp_path):
-    task = changed(TASK, moments=1, acting=ActOptions(steps=2, memory=1))
+    task = changed(TASK, window=1, acting=ActOptions(steps=2, memory=1))
     training = TrainConfig(steps=3, batch=4, draw="remembered", validate_every=2, log_every=2)
     train(Experiment(task, ModelConfig(SMALL, levels=K), training), tmp_path, quiet=True)
     agent = agent_for(DiffusionForcing.from_pretrained(tmp_path / "model"), task.acting)
@@ -266,7 +272,7 @@ def test_no_mirror_for_demonstrations_of_ones_own():
 def test_a_demonstration_shorter_than_a_chunk_is_one_chunk():
     draw = np.random.default_rng(0)
     short = [Demonstrations([draw.normal(size=(2, 1)) for _ in range(4)], [draw.normal(size=(1, 2)) for _ in range(4)], every=2, fps=10)]
-    data = Imitation(Given(lambda: short[0]), chunk=4, moments=3).data()
+    data = Imitation(Given(lambda: short[0]), chunk=4, window=3).data()
     assert len(data.train) == 3
     assert data.train.read(data.train.all()[:1]).mask.sum() == 3  # a look, a chunk, and a look
 
@@ -278,8 +284,8 @@ def test_parts_come_back():
         "actions": torch.randn(50, 3, 2, generator=draw),
         "state": torch.randn(50, 4, generator=draw) * torch.tensor([1.0, 10, 1e3, 0]),
     }
-    codec = Parts.fit([parts], {})
-    assert codec.kept == {"actions": 6, "state": 3}
+    codec = ModalityTokens.fit([parts], {})
+    assert codec.components == {"actions": 6, "state": 3}
     moments = {name: part[None] for name, part in parts.items()}
     tokens = codec.encode(moments)
     assert tokens.shape == (1, 100, 6)
@@ -296,38 +302,38 @@ def test_few_directions_keep_what_varies_most():
     draw = torch.Generator().manual_seed(0)
     few = torch.randn(200, 3, generator=draw) @ torch.randn(3, 2000, generator=draw)
     parts = {"actions": torch.randn(200, 1, 2, generator=draw), "state": few}
-    one, again = (Parts.fit([parts], {"state": 3}) for _ in range(2))
-    torch.testing.assert_close(one.decode_part("state", one.encode_part("state", few[None])), few[None], atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(one.encode_part("state", few[None]), again.encode_part("state", few[None]))
+    one, again = (ModalityTokens.fit([parts], {"state": 3}) for _ in range(2))
+    torch.testing.assert_close(one.decode_modality("state", one.encode_modality("state", few[None])), few[None], atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(one.encode_modality("state", few[None]), again.encode_modality("state", few[None]))
 
 
 @pytest.mark.parametrize(
     ("parts", "options", "words"),
     [
-        ({"state": torch.randn(9, 2)}, {}, "actions, and then what is seen after them; got state"),
-        ({"actions": torch.randn(9, 1, 2)}, {}, "actions, and then what is seen after them; got actions"),
+        ({"state": torch.randn(9, 2)}, {}, "actions first, then at least one observation; got state"),
+        ({"actions": torch.randn(9, 1, 2)}, {}, "actions first, then at least one observation; got actions"),
         ({"actions": torch.randn(9, 1, 2), "state": torch.ones(9, 2)}, {}, "state never vary"),
         ({"actions": torch.full((9, 1, 2), torch.nan), "state": torch.randn(9, 2)}, {}, "actions hold NaN"),
-        ({"actions": torch.randn(9, 1, 2), "state": torch.randn(9, 2)}, {"whiten": 2}, "whiten goes from 0"),
+        ({"actions": torch.randn(9, 1, 2), "state": torch.randn(9, 2)}, {"whiten": 2}, "whiten is from 0"),
     ],
 )
 def test_parts_that_make_no_tokens_are_refused(parts, options, words):
     with pytest.raises(ValueError, match=words):
-        Parts.fit([parts], {}, **options)
+        ModalityTokens.fit([parts], {}, **options)
 
 
 def test_all_demonstrations_held_back_leave_none():
-    with pytest.raises(ValueError, match="5 demonstrations, of which 5 are kept to judge by, leave none to train on"):
-        changed(TASK, world=Given(demonstrations, held=5)).data()
+    with pytest.raises(ValueError, match="5 demonstrations, of which 5 are held out, leave none to train on"):
+        changed(TASK, world=Given(demonstrations, held_out=5)).data()
 
 
 def test_an_angle_is_seen_as_cosine_and_sine_and_the_disc_from_the_block():
-    seen = Pushing().seen(np.array([[1.0, 2, 3, 5, np.pi / 2]]))
+    seen = Pushing().features(np.array([[1.0, 2, 3, 5, np.pi / 2]]))
     np.testing.assert_allclose(seen, [[1, 2, 3, 5, 0, 1, -3, 2]], atol=1e-6)
     # Block and disc moved and turned together: the block sees the disc where it was.
     turn = np.array([[np.cos(0.7), -np.sin(0.7)], [np.sin(0.7), np.cos(0.7)]])
     disc, block = (turn @ place + [40, 60] for place in (np.array([1.0, 2]), np.array([3.0, 5])))
-    moved = Pushing().seen(np.array([[*disc, *block, np.pi / 2 + 0.7]]))
+    moved = Pushing().features(np.array([[*disc, *block, np.pi / 2 + 0.7]]))
     np.testing.assert_allclose(moved[0, 6:], seen[0, 6:], atol=1e-5)
 
 
@@ -371,14 +377,14 @@ def test_each_robot_has_its_own_doubt(model):
 def test_who_has_seen_nothing_yet_stays_as_it_is(model):
     """Until a look is believed at all; from then on it acts, also when it is blind again. Each robot by itself."""
     agent = agent_of(model)
-    rest = np.broadcast_to(model.codec.start.numpy(), (3, len(model.codec.start)))
+    rest = np.broadcast_to(model.codec.initial_action.numpy(), (3, len(model.codec.initial_action)))
     first = agent.act(look(seed=0), np.array([K, 0]))
     np.testing.assert_allclose(first[0], rest, atol=1e-6)
     assert (np.abs(first[1] - rest) > 1e-3).any()
     then = agent.act(look(seed=1), {"front": np.array([K - 1, K]), "hand": K, "state": K})
     assert (np.abs(then - rest) > 1e-3).any(axis=(1, 2)).all()
     assert (np.abs(agent.act(look(seed=2), K) - then[:, -1:]) > 1e-3).any(axis=(1, 2)).all()
-    hasty = agent_of(model, patient=False).act(look(seed=0), K)
+    hasty = agent_of(model, wait=False).act(look(seed=0), K)
     assert (np.abs(hasty - rest) > 1e-3).any(axis=(1, 2)).all()
 
 
@@ -411,7 +417,7 @@ def test_a_doubted_look_is_mended_by_what_came_before(model, monkeypatch):
     assert torch.equal(front, second(2, K)[0])
     assert not torch.equal(front, second(1, K, before=5)[0])
     assert not torch.equal(second(1, K // 2)[0], second(2, K // 2)[0])
-    clean = model.codec.encode_part("hand", torch.as_tensor(look(seed=1)["hand"])[:, None])[:, 0]
+    clean = model.codec.encode_modality("hand", torch.as_tensor(look(seed=1)["hand"])[:, None])[:, 0]
     torch.testing.assert_close(hand, clean)  # what is not doubted is as it is seen
 
 
@@ -423,7 +429,7 @@ def test_only_what_was_seen_before_is_mended_and_only_if_asked_for(model, monkey
     del added[:]
     agent.act(look(seed=1), {"front": K})
     assert added[0][1].tolist() == [K, 0]  # the first robot has never seen by this camera
-    agent = agent_of(model, mend=False)
+    agent = agent_of(model, denoise_observations=False)
     agent.act(look(seed=0))
     added = remembered_by(agent, monkeypatch)
     agent.act(look(seed=1), {"front": K, "hand": 7})
@@ -444,7 +450,7 @@ def test_what_is_ignored_is_mended_from_as_little_noise_as_actions_are(model, mo
     begun = []
     monkeypatch.setattr(imitation, "sample", lambda denoise, schedule, x, *rest, **options: begun.append(x.clone()) or x)
     for noise in (1.0, 0.25):
-        agent = agent_of(model, noise=noise)
+        agent = agent_of(model, temperature=noise)
         agent.act(look(seed=0))
         agent.act(look(seed=1), {"front": np.array([K, 50])})
     full, little = begun[1:3], begun[5:7]  # the levels in turn, after the first actions
@@ -456,7 +462,7 @@ def test_mending_finds_what_one_would_have_seen(model, monkeypatch):
     """With a denoiser that knows the truth the truth is what is remembered, however much of it was hidden, each robot by itself."""
     agent = agent_of(model)
     agent.act(look(seed=0))
-    truth = model.codec.encode_part("front", torch.as_tensor(look(seed=3)["front"])[:, None])
+    truth = model.codec.encode_modality("front", torch.as_tensor(look(seed=3)["front"])[:, None])
 
     def denoiser(cond, state):
         def denoise(x, k):
@@ -493,7 +499,7 @@ def test_more_doubt_listens_less(model):
 
 def test_without_noise_the_same_looks_lead_to_the_same_actions(model):
     def spread(noise):
-        acts = [ImitationAgent(model, ActOptions(steps=3, noise=noise), seed=draw) for draw in range(6)]
+        acts = [ImitationAgent(model, ActOptions(steps=3, temperature=noise), seed=draw) for draw in range(6)]
         return float(np.ptp([agent.act({name: part[:1] for name, part in look().items()}) for agent in acts], axis=0).mean())
 
     assert spread(0.0) == 0
@@ -503,7 +509,7 @@ def test_without_noise_the_same_looks_lead_to_the_same_actions(model):
 def test_the_past_matters_to_an_agent_with_memory_only(model):
     def second(seed, **options):
         agent = agent_of(model, **options)
-        agent.act(look(seed=seed), doing=np.ones((2, 3, 2)))  # what was done last is always known
+        agent.act(look(seed=seed), executed=np.ones((2, 3, 2)))  # what was done last is always known
         return agent.act(look(seed=9))
 
     assert (second(0) != second(1)).any()
@@ -545,18 +551,18 @@ NANS = np.array([[0, 0], [np.nan, 0]], dtype=np.float32)
 @pytest.mark.parametrize(
     ("seen", "level", "words"),
     [
-        (look(state=NANS), 0, "state of robot 1 holds NaN or infinite values; if it is missing, say so by level 100"),
+        (look(state=NANS), 0, "state of robot 1 holds NaN or infinite values; ignore it by its level, 100"),
         (look(state=NANS), np.array([K, 0]), "state of robot 1 holds NaN"),
-        ({"front": look()["front"]}, 0, "hand is missing; a part that is not there has level 100"),
+        ({"front": look()["front"]}, 0, "hand is missing; ignore it by its level"),
         (look(front=np.zeros((2, 9, 9, 3), dtype=np.uint8)), 0, r"front should be \(2, 6, 6, 3\) for 2 robots; got \(2, 9, 9, 3\)"),
         (look(3), 0, r"for 2 robots; got \(3, 6, 6, 3\)"),
-        (look(), K + 1, "from 0 .believe. to 100 .ignore.; got 101"),
+        (look(), K + 1, "from 0 .trust. to 100 .ignore.; got 101"),
         (look(), -1, "got -1"),
-        (look(), {"back": 3}, "what is seen are front, hand, state; a level was given for 'back'"),
+        (look(), {"back": 3}, "sensors are front, hand, state; a level was given for 'back'"),
         (look(), np.zeros(3), r"one each, \(2,\); got shape \(3,\)"),
-        (look(front=look()["front"].astype(int)), 0, r"front is a picture: bytes \(uint8\), or .* 0 to 1; got int64 from 0 to 255"),
-        (look(hand=look()["hand"].astype(np.float32)), 0, "hand is a picture.*got float32 from [0-9]+ to 25"),
-        (look(hand=look()["hand"] / 255 - 0.5), np.array([0, K]), "hand is a picture.*got float64 from -0.4"),
+        (look(front=look()["front"].astype(int)), 0, r"front is an image, uint8 or .* 0 to 1; got int64 from 0 to 255"),
+        (look(hand=look()["hand"].astype(np.float32)), 0, "hand is an image.*got float32 from [0-9]+ to 25"),
+        (look(hand=look()["hand"] / 255 - 0.5), np.array([0, K]), "hand is an image.*got float64 from -0.4"),
     ],
 )
 def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
@@ -565,14 +571,14 @@ def test_looks_that_make_no_sense_are_refused(seen, level, words, model):
 
 
 def test_agents_that_make_no_sense_are_refused(model):
-    with pytest.raises(ValueError, match="memory counts moments, from 1"):
+    with pytest.raises(ValueError, match="memory counts timesteps from 1"):
         ActOptions(memory=0)
-    with pytest.raises(ValueError, match=r"noise goes from 0 .* got 2"):
-        ActOptions(noise=2.0)
-    with pytest.raises(ValueError, match="one robot at least; got n=0"):
+    with pytest.raises(ValueError, match=r"temperature is from 0 .* got 2"):
+        ActOptions(temperature=2.0)
+    with pytest.raises(ValueError, match="got n=0"):
         ImitationAgent(model).reset(0)
     bare = ModelConfig(RNNConfig(hidden=8), levels=K).build(4)
-    with pytest.raises(ValueError, match="wants a model of what is seen and done"):
+    with pytest.raises(ValueError, match="needs a model whose codec is ModalityTokens"):
         ImitationAgent(bare)
 
 
@@ -606,7 +612,7 @@ def test_an_agent_of_a_run_acts_as_the_run_says(model, tmp_path):
 def test_a_loaded_model_with_eyes_acts_imagines_and_shows_what_it_sees(tmp_path, monkeypatch):
     shown = demonstrations(px=8)
     monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: shown)
-    task = changed(TASK, world=Recorded(held=1), components=4, eye_steps=2, acting=ActOptions(steps=2))
+    task = changed(TASK, world=Recorded(held_out=1), components=4, keypoint_steps=2, acting=ActOptions(steps=2))
     model_for(task).save_pretrained(tmp_path / "model")
     agent = ImitationAgent.from_pretrained(tmp_path, task.acting)
     agent.reset(2)
@@ -641,7 +647,7 @@ def cued(episodes=64, frames=4):
 
 
 def test_an_agent_with_memory_acts_on_what_it_saw_long_ago(tmp_path):
-    task = Imitation(Given(cued, held=8), chunk=1, moments=4)
+    task = Imitation(Given(cued, held_out=8), chunk=1, window=4)
     training = TrainConfig(steps=600, batch=32, lr=5e-3, draw="independent+continued", validate_every=500, log_every=500)
     train(Experiment(task, ModelConfig(RNNConfig(hidden=48), levels=K), training), tmp_path, quiet=True)
     model = DiffusionForcing.from_pretrained(Path(tmp_path) / "model")
@@ -684,19 +690,19 @@ def test_the_rest_of_a_demonstration_is_imagined_from_its_first_look(model, tmp_
 
 def test_without_a_world_actions_are_compared_with_those_of_people(model, tmp_path, monkeypatch):
     monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: demonstrations())
-    task = changed(TASK, world=Recorded(held=2))
+    task = changed(TASK, world=Recorded(held_out=2))
     assert task.default_samples == 2
     evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=told)
     (table,) = evaluation.tables
-    assert table.title == "Actions on 2 demonstrations kept back: mean distance to what was done"
+    assert table.title == "Actions in 2 held-out demonstrations: mean absolute error"
     assert len(table.rows) == 2
     shown = demonstrations()
     held = np.mean([
         np.abs(shown.actions[i][3 * j : 3 * j + 3, 0] - shown.actions[i][max(0, 3 * j - 1), 0]).mean() for i in (3, 4) for j in range(6)
     ])  # fmt: skip
     assert float(table.rows[0][2]) == pytest.approx(held, rel=1e-3)
-    assert evaluation.metrics["error over spread"] > 0
-    with pytest.warns(UserWarning, match="20 demonstrations were asked for, but 2 are kept back"):
+    assert evaluation.metrics["error over std"] > 0
+    with pytest.warns(UserWarning, match="20 demonstrations were asked for, but 2 are held out"):
         fewer = task.evaluate(model, tmp_path, samples=20, seed=0, progress=told)
     assert fewer.tables[0].title == table.title
 
@@ -705,7 +711,7 @@ def test_actions_after_the_end_are_not_compared(tmp_path, monkeypatch):
     """Episodes of four actions in chunks of three: the second chunk is one action, and two that only fill it."""
     shown = demonstrations(4, frames=5, every=1, cameras=())
     monkeypatch.setattr(Recorded, "demonstrations", lambda self, chunk, progress=None: shown)
-    task = Imitation(Recorded(held=1), chunk=3, moments=4, acting=ActOptions(steps=2))
+    task = Imitation(Recorded(held_out=1), chunk=3, window=4, acting=ActOptions(steps=2))
     (table,) = task.evaluate(model_for(task), tmp_path, samples=1, seed=0, progress=told).tables
     done = shown.actions[-1][:, 0]
     held = np.abs([0, done[1] - done[0], done[2] - done[0], done[3] - done[2]]).mean()
@@ -716,7 +722,7 @@ def test_actions_after_the_end_are_not_compared(tmp_path, monkeypatch):
 def test_what_people_did_is_what_is_remembered(model):
     def second(doing):
         agent = agent_of(model)
-        agent.act(look(), doing=doing)
+        agent.act(look(), executed=doing)
         return agent.act(look(seed=1))
 
     done = agent_of(model).act(look())
@@ -727,7 +733,7 @@ def test_what_people_did_is_what_is_remembered(model):
 def test_pushing_is_tried_in_its_world(tmp_path, monkeypatch):
     pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
     monkeypatch.setattr("diffusion_forcing.imitation.pusht.env.STEPS", 8)
-    task = Imitation(Pushing(pushes_file(), held=2), chunk=4, offsets=2, moments=5, acting=ActOptions(steps=2))
+    task = Imitation(Pushing(pushes_file(), held_out=2), chunk=4, offsets=2, window=5, acting=ActOptions(steps=2))
     evaluation = task.evaluate(model_for(task), tmp_path, samples=2, seed=0, progress=told)
     assert 0 <= evaluation.metrics["score"] <= 1
     assert evaluation.metrics["success"] in (0, 0.5, 1)
@@ -738,13 +744,13 @@ def test_pushing_is_tried_in_its_world(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", IMITATION)
 def test_every_recipe_builds(name):
     experiment = resolve(name)()
-    model = experiment.model.build((21, 32, 32) if experiment.task.joint else (24,), 3)
+    model = experiment.model.build((21, 32, 32) if experiment.task.tokens == "image" else (24,), 3)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
 
 
 # One token a moment.
 
-JOINT = changed(TASK, joint=True, state=False)
+JOINT = changed(TASK, tokens="image", state=False)
 
 
 @pytest.fixture(scope="module")
@@ -759,7 +765,7 @@ def pictures_of(seen):
 def test_planes_come_back():
     data = JOINT.data()
     assert data.train.event == (2 * 3 + 3, PX, PX)
-    moments = {name: torch.as_tensor(part)[None] for name, part in moments_of(demonstrations(), 0, 3, state=False).items()}
+    moments = {name: torch.as_tensor(part)[None] for name, part in timesteps_of(demonstrations(), 0, 3, state=False).items()}
     tokens = data.codec.encode(moments)
     torch.testing.assert_close(data.train.read(torch.tensor([[0, 0]])).x, tokens)
     back = data.codec.decode(tokens)
@@ -772,7 +778,7 @@ def test_planes_come_back():
 
 def test_an_agent_of_whole_moments_remembers_doubts_and_imagines(joint):
     agent = agent_for(joint, ActOptions(steps=3))
-    assert isinstance(agent, MomentAgent)
+    assert isinstance(agent, ImageTokenAgent)
     agent.reset(2)
     seen = pictures_of(look())
     one = agent.act(seen)
@@ -799,7 +805,7 @@ def test_an_agent_of_whole_moments_mends_what_it_sees_not_what_it_did(joint, mon
     assert added[0][1].tolist() == [K, K]  # nothing was seen yet that might be put back
     agent.act(pictures_of(look()))
     done = np.full((2, 3, 2), 0.5)
-    agent.act(pictures_of(look()), doing=done)
+    agent.act(pictures_of(look()), executed=done)
     agent.act(pictures_of(look(seed=1)), level=np.array([K, 0]))
     token, levels = added[-1]
     assert levels.tolist() == [0, 0]
@@ -817,7 +823,7 @@ def test_less_noise_in_whole_moments_is_of_actions_alone(joint, monkeypatch):
     begun = []
     monkeypatch.setattr(imitation, "sample", lambda denoise, schedule, x, *rest, **options: begun.append(x) or x)
     for noise in (1.0, 0.0):
-        agent = agent_for(joint, ActOptions(steps=3, noise=noise))
+        agent = agent_for(joint, ActOptions(steps=3, temperature=noise))
         agent.reset(2)
         agent.act(pictures_of(look()))
     full, none = begun
@@ -831,50 +837,50 @@ def test_an_agent_of_whole_moments_remembers_what_was_done(joint):
     seen, after = pictures_of(look()), []
     for done in (0.0, 2.0):
         agent.reset(2)
-        agent.act(seen, doing=np.full((2, 3, 2), done))
+        agent.act(seen, executed=np.full((2, 3, 2), done))
         after.append(agent.act(seen))
     assert not np.allclose(*after)
 
 
 def test_windows_of_whole_moments_hold_the_actions_after_the_last_look():
     for moments, tokens in ((1, 2), (3, 4), (6, 7), (9, 7)):
-        windows = changed(JOINT, moments=moments).data().train
+        windows = changed(JOINT, window=moments).data().train
         assert windows.length == tokens
         assert set(windows.draw(300)[:, 1].tolist()) == set(range(8 - tokens))
 
 
 def test_each_agent_names_what_fits_a_model_that_does_not(model, joint):
-    with pytest.raises(ValueError, match=r"ImitationAgent wants .* as Parts; this one's codec is Planes.*agent_for\(model\)"):
+    with pytest.raises(ValueError, match=r"ImitationAgent needs .* ModalityTokens; this one's is ImageTokens"):
         ImitationAgent(joint)
-    with pytest.raises(ValueError, match=r"MomentAgent wants .* as Planes; this one's codec is Parts.*agent_for\(model\)"):
-        MomentAgent(model)
+    with pytest.raises(ValueError, match=r"ImageTokenAgent needs .* ImageTokens; this one's is ModalityTokens"):
+        ImageTokenAgent(model)
 
 
 def test_whole_moments_are_doubted_whole(joint):
     agent = agent_for(joint)
-    with pytest.raises(ValueError, match="one token a moment"):
+    with pytest.raises(ValueError, match="one token per timestep"):
         agent.act({name: part[0] for name, part in pictures_of(look()).items()}, level={"front": 10})
-    with pytest.raises(ValueError, match="looks once first"):
+    with pytest.raises(ValueError, match="continues from an observation"):
         agent.imagine()
 
 
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        ({"actions": (3, 2), "state": (4,)}, "pictures of one size"),
-        ({"actions": (3, 2), "front": (8, 8, 3), "hand": (4, 4, 3)}, "pictures of one size"),
+        ({"actions": (3, 2), "state": (4,)}, "images of cameras of one size"),
+        ({"actions": (3, 2), "front": (8, 8, 3), "hand": (4, 4, 3)}, "images of cameras of one size"),
         ({"actions": (3, 9), "front": (8, 8, 3)}, "there are 8 at most; got 9"),
-        ({"front": (8, 8, 3)}, "actions, and then what is seen"),
+        ({"front": (8, 8, 3)}, "actions first"),
     ],
 )
 def test_planes_that_do_not_fit_are_refused(shapes, words):
     with pytest.raises(ValueError, match=words):
-        Planes(shapes)
+        ImageTokens(shapes)
 
 
 def test_the_papers_model_has_21_channels():
     experiment = resolve("swap-paper")()
-    planes = Planes({"actions": (experiment.task.chunk, 7), "front": (32, 32, 3), "hand": (32, 32, 3)})
+    planes = ImageTokens({"actions": (experiment.task.chunk, 7), "front": (32, 32, 3), "hand": (32, 32, 3)})
     assert planes.event == (21, 32, 32)
     model = experiment.model.build(planes.event, 0, planes)
     x = torch.randn(1, 1, *planes.event)

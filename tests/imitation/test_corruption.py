@@ -57,7 +57,7 @@ def test_pictures_change_exactly_when_the_flag_says_so(kind):
         for observation, info in episode(kind, seed):
             assert info["fine"]
             for name in CAMERAS:
-                assert (observation[name] != clean.look()[name]).any() == info["doubtful"][name]
+                assert (observation[name] != clean.look()[name]).any() == info["corrupted"][name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,11 +80,11 @@ def test_a_corruption_is_that_of_its_seed():
 
 
 def test_one_camera_is_covered_and_the_other_is_not():
-    covered = {Corruption("occluded", 40, CAMERAS, seed).covered for seed in range(20)}
+    covered = {Corruption("occluded", 40, CAMERAS, seed).occluded for seed in range(20)}
     assert covered == set(CAMERAS)
     for observation, info in episode("occluded", 1):
-        if any(info["doubtful"].values()):
-            (name,) = (name for name, doubtful in info["doubtful"].items() if doubtful)
+        if any(info["corrupted"].values()):
+            (name,) = (name for name, corrupted in info["corrupted"].items() if corrupted)
             assert np.ptp(observation[name]) == 0
 
 
@@ -105,7 +105,7 @@ def test_a_ball_of_a_fruits_colour_moves_through():
 def test_frames_are_counted_in_steps_too():
     env = Corrupted(Still(), "dropped", EVERY, 40)
     env.reset(seed=0)
-    told = [info["doubtful"]["front"] for *_, info in (env.step(np.zeros(1)) for _ in range(119))]
+    told = [info["corrupted"]["front"] for *_, info in (env.step(np.zeros(1)) for _ in range(119))]
     assert told == [bool(env.corruption.when[step // EVERY]) for step in range(1, 120)]
 
 
@@ -125,10 +125,10 @@ def test_a_picture_may_be_all_there_is_and_of_any_shape(kind):
     env = Corrupted(Alone(), kind, EVERY, 40)
     looks = [env.reset(seed=1)]
     looks += [(found[0], found[4]) for found in (env.step_many(np.zeros((EVERY, 1))) for _ in range(39))]
-    assert any(info["doubtful"]["picture"] for _, info in looks)
+    assert any(info["corrupted"]["image"] for _, info in looks)
     for observation, info in looks:
         assert observation.shape == (12, 20, 3)
-        assert (observation != 100).any() == info["doubtful"]["picture"]
+        assert (observation != 100).any() == info["corrupted"]["image"]
 
 
 def test_a_ball_goes_through_the_whole_of_a_wide_picture():
@@ -162,7 +162,7 @@ def test_what_cannot_be_corrupted_is_refused():
         Corruption("fog", 40, CAMERAS)
     blind = Still()
     blind.observation_space = gymnasium.spaces.Dict({"pose": blind.observation_space["pose"]})
-    with pytest.raises(ValueError, match="only pictures can be corrupted"):
+    with pytest.raises(ValueError, match="only images can be corrupted"):
         Corrupted(blind, "dropped")
     for space in (gymnasium.spaces.Box(0, 1, (8, 8, 3), np.float32), gymnasium.spaces.Box(0, 255, (8, 8), np.uint8)):
         blind.observation_space = space

@@ -11,7 +11,7 @@ import pytest
 
 from diffusion_forcing.engine.media import Film, fit_square
 from diffusion_forcing.imitation.lerobot import read_lerobot
-from diffusion_forcing.imitation.task import moments_of
+from diffusion_forcing.imitation.windows import timesteps_of
 
 pa = pytest.importorskip("pyarrow", reason="LeRobot data need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="LeRobot data need pyarrow")
@@ -204,7 +204,7 @@ def test_frames_are_those_before_every_nth_action_and_the_last(write, every, tmp
 
 def test_the_last_look_is_at_the_last_row(tmp_path):
     (written,) = write_2(tmp_path, [9])
-    moments = moments_of(read_lerobot(tmp_path, every=3), 0, 6)
+    moments = timesteps_of(read_lerobot(tmp_path, every=3), 0, 6)
     np.testing.assert_array_equal(moments["state"], written["observation.state"][[0, 6, 8]])
     np.testing.assert_array_equal(moments["actions"][2], written["action"][[6, 7, 8, 8, 8, 8]])
 

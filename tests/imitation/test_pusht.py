@@ -221,7 +221,7 @@ def test_pushing_in_a_mirror_is_pushing():
         states.append(pusht.step(actions[-1][None])[0][0])
     assert np.abs(states[-1][2:4] - states[0][2:4]).sum() > 5
     world = Pushing()
-    seen = Demonstrations([np.array(actions)], [world.seen(np.array(states[:-1]))], fps=10)
+    seen = Demonstrations([np.array(actions)], [world.features(np.array(states[:-1]))], fps=10)
     shown = world.mirrored(seen)
     np.testing.assert_allclose(world.mirrored(shown).states[0], seen.states[0], atol=1e-3)
     np.testing.assert_allclose(world.mirrored(shown).actions[0], seen.actions[0], atol=1e-3)
@@ -231,8 +231,8 @@ def test_pushing_in_a_mirror_is_pushing():
         return replay(Demonstrations(one.actions, raw, fps=10), 0)
 
     (there, covered), (here, wanted) = replayed(shown), replayed(seen)
-    turned = world.mirrored(Demonstrations(seen.actions, [world.seen(here)[:-1]], fps=10))
-    np.testing.assert_allclose(world.seen(there)[:-1], turned.states[0], atol=0.05)
+    turned = world.mirrored(Demonstrations(seen.actions, [world.features(here)[:-1]], fps=10))
+    np.testing.assert_allclose(world.features(there)[:-1], turned.states[0], atol=0.05)
     np.testing.assert_allclose(covered, wanted, atol=1e-3)
 
 

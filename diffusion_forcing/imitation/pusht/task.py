@@ -1,82 +1,85 @@
-"""Push-T for imitation: demonstrations by people, and a model that pushes the block itself."""
+"""Push-T as a world: demonstrations by people, and the published evaluation."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_options
+from ...engine.media import write_film
+from ...engine.plotting import COLOURS, figure
 from ...engine.task import Evaluation, Progress, Table
+from ..agent import ImitationAgent
+from ..demonstrations import Demonstrations, read_pusht
 from ..tokens import STATE
+from ..world import World
 
-if TYPE_CHECKING:
-    from ..agent import ImitationAgent
-    from ..demonstrations import Demonstrations
-
-SEEDS = 100_000
-"""The first of the published evaluation's seeds."""
+FIRST_SEED = 100_000
+"""Of the published evaluation."""
 FILMED = 8
+"""Episodes of the film, at most."""
 SIDE = 512
-"""Of the table, in pixels. The outlined T stands in its middle, turned by an eighth: its axis is a diagonal."""
+"""Of the table, in pixels. The outlined T stands in the middle, rotated by 45 degrees: its axis is a diagonal."""
 
 
 @dataclass(frozen=True)
-class Pushing:
+class Pushing(World):
     """Push-T from states: a disc pushes a T onto its outline. Demonstrations by people, published with Diffusion Policy."""
 
     path: Path = Path("pusht.npz")
     """The low-dimensional set: an npz with action, state and episode_ends."""
-    held: int = 6
-    """How many demonstrations, the last ones, are kept to validate on."""
+    held_out: int = 6
+    """Demonstrations, the last ones, that are only validated on."""
 
     def __post_init__(self) -> None:
-        check_options(self, "held")
+        check_options(self, "held_out")
 
-    def beside(self) -> Pushing:
-        return self
+    def prepare(self, progress: Progress | None = None) -> Path:
+        return self.path
 
     def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
-        from ..demonstrations import read_pusht
+        published = read_pusht(self.path)
+        return dataclasses.replace(published, states=[self.features(states) for states in published.states])
 
-        read = read_pusht(self.path)
-        return dataclasses.replace(read, states=[self.seen(states) for states in read.states])
+    def features(self, states: NDArray[Any]) -> NDArray[np.float32]:
+        """(n, 8) from states (n, 5): disc, block, cosine and sine of its angle, and the disc's position in the frame of the block.
 
-    def seen(self, states: NDArray[Any]) -> NDArray[np.float32]:
-        """(n, 8), from states (n, 5): disc and block, the block's angle as cosine and sine, and where the disc is as the block sees it.
-
-        The last two follow from the others, but not by sums: which side of the T a disc is at, and how near, is what pushing is about.
+        The last two follow from the others, but not linearly: which side of the T the disc is at, and how near, decides what it pushes.
         """
         disc, block, angle = states[:, :2], states[:, 2:4], states[:, 4]
         return _with_contact(np.concatenate([disc, block, np.cos(angle)[:, None], np.sin(angle)[:, None]], axis=1))
 
     def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
-        """Demonstrations as this world has them, in a mirror along the axis of the outlined T: the task is the same there."""
-        turned = [SIDE - actions[:, ::-1] for actions in demonstrations.actions]
-        seen = [
+        """Reflected at the axis of the outlined T, under which the task is the same."""
+        actions = [SIDE - actions[:, ::-1] for actions in demonstrations.actions]
+        states = [
             _with_contact(np.concatenate([SIDE - states[:, [1, 0, 3, 2]], states[:, [5, 4]]], axis=1)) for states in demonstrations.states
         ]
-        return dataclasses.replace(demonstrations, actions=turned, states=seen)
+        return dataclasses.replace(demonstrations, actions=actions, states=states)
 
-    def try_out(self, agent: ImitationAgent, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
-        """The published evaluation: episodes from its starts, and the best coverage of each over 0.95, 1 at most."""
-        from ...engine.media import write_film
+    def evaluate(
+        self, agent: ImitationAgent, folder: Path, *, held_out: Callable[[], Demonstrations], samples: int, seed: int, progress: Progress
+    ) -> Evaluation:  # fmt: skip
+        """The published evaluation: episodes from its starts, scored by the best coverage over 0.95, at most 1."""
         from .env import STEPS, PushT
 
         world = PushT(samples)
-        states = world.reset(SEEDS + seed * samples + np.arange(samples), published=True)
+        states = world.reset(FIRST_SEED + seed * samples + np.arange(samples), published=True)
+        width = agent.codec.shapes[STATE][0]  # 6, without the disc in the block's frame, or 8
         agent.reset(samples)
         film: list[NDArray[np.uint8]] = []
-        thinking: list[float] = []
+        seconds: list[float] = []
         while not world.done.all():
             begun = time.perf_counter()
-            actions = agent.act({STATE: self.seen(states)[:, : agent.codec.shapes[STATE][0]]})  # older models see the first six numbers
-            thinking.append(time.perf_counter() - begun)
+            actions = agent.act({STATE: self.features(states)[:, :width]})
+            seconds.append(time.perf_counter() - begun)
             for step in range(actions.shape[1]):
                 if world.done.all():
                     break
@@ -86,32 +89,28 @@ class Pushing:
             progress("steps of all episodes", min(world.time, STEPS), STEPS)
         metrics = {
             "score": float(world.score.mean()), "score error": float(world.score.std() / np.sqrt(samples)),
-            "success": float(world.success.mean()), "milliseconds a chunk": 1e3 * float(np.median(thinking)),
+            "success": float(world.success.mean()), "milliseconds a chunk": 1e3 * float(np.median(seconds)),
         }  # fmt: skip
         rows = (
             ("score (best coverage over 0.95)", f"{metrics['score']:.3f} ± {metrics['score error']:.3f}"),
             ("success (coverage above 95 %)", f"{metrics['success']:.0%}"),
-            (f"to decide for {samples} at once", f"{metrics['milliseconds a chunk']:.0f} ms a chunk"),
+            (f"time for {samples} decisions at once", f"{metrics['milliseconds a chunk']:.0f} ms"),
         )
-        table = Table(f"Push-T, {samples} episodes from the published starts", ("", "figure"), rows)
-        figures = {
-            write_film(folder, "episodes", np.stack(film)): f"The first {min(samples, FILMED)} episodes; one that is over stands still."
-        }
-        figures["scores.png"] = "Best coverage of each episode."
-        _draw_scores(world.max_coverage, folder / "scores.png")
-        return Evaluation(metrics, (table,), figures)
+        table = Table(f"Push-T, {samples} episodes from the published starts", ("", "value"), rows)
+        name = write_film(folder, "episodes", np.stack(film))
+        _draw_coverage(world.max_coverage, folder / "scores.png")
+        figures = {name: f"The first {min(samples, FILMED)} episodes; an episode that is over stands still."}
+        return Evaluation(metrics, (table,), {**figures, "scores.png": "Best coverage of each episode."})
 
 
-def _with_contact(placed: NDArray[Any]) -> NDArray[np.float32]:
-    """(n, 8) from (n, 6), disc, block and the block's cosine and sine: with the disc's place in the frame of the block."""
-    (dx, dy), cos, sin = (placed[:, :2] - placed[:, 2:4]).T, placed[:, 4], placed[:, 5]
+def _with_contact(poses: NDArray[Any]) -> NDArray[np.float32]:
+    """(n, 8) from (n, 6), disc, block, its cosine and sine: with the disc's position in the frame of the block."""
+    (dx, dy), cos, sin = (poses[:, :2] - poses[:, 2:4]).T, poses[:, 4], poses[:, 5]
     own = np.stack([cos * dx + sin * dy, cos * dy - sin * dx], axis=1)
-    return np.concatenate([placed, own], axis=1, dtype=np.float32)
+    return np.concatenate([poses, own], axis=1, dtype=np.float32)
 
 
-def _draw_scores(coverage: NDArray[np.float64], file: Path) -> None:
-    from ...engine.plotting import COLOURS, figure
-
+def _draw_coverage(coverage: NDArray[np.float64], file: Path) -> None:
     with figure(file, 6, 3) as fig:
         ax = fig.subplots()
         ax.hist(coverage, bins=np.linspace(0, 1, 21).tolist(), color=COLOURS[0])

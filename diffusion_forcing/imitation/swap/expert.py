@@ -1,13 +1,13 @@
-"""One who knows how to swap: the demonstrator, with access to where things are, and a blind control that must fail.
+"""The scripted demonstrator of the swap, with access to the simulator's state, and an open-loop control that must fail.
 
-The apple goes to C, the orange to where the apple began, the apple to where the orange began; between these moves the hand is back at
-home when a frame is taken. Speeds and pauses are drawn for each segment, places anew for each move. A grasp that failed is tried again.
+The apple goes to C, the orange to where the apple began, the apple to where the orange began; between these moves the hand is at home when
+a frame is taken. Speeds and pauses are drawn for each segment, places for each move. A failed grasp is repeated.
 
-It knows what was so EVERY actions ago. One who imitates it looks that often, so that it never does what could not have been seen yet: if
-it let go of the air the moment a fruit slips, an imitator would learn to let go now and then.
+The expert knows the state as of CHUNK actions ago, because its imitator observes that often: it never reacts to what the imitator could not
+have observed yet. Were it to open the fingers the moment a fruit slips, an imitator would learn to open them now and then.
 
-As people do, it aims roughly first and exactly on the way down. Were the hand always right above a fruit before it goes down, one who
-imitates it would learn to go straight down from wherever it is, and never to put right what it missed.
+Like people, it aims roughly first and exactly on the way down. Were the hand always exactly above a fruit before it descends, an imitator
+would learn to descend from wherever it is, and never to correct an error.
 """
 
 from __future__ import annotations
@@ -20,30 +20,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .env import CAMERAS, CONTROL_DT, EVERY, HIGH, HOME, LOW, MAX_OPENING, MOVES, REST, SwapEnv, centre
+from .env import SwapEnv
+from .scene import CAMERAS, CHUNK, CONTROL_DT, HIGH, HOME, LOW, MAX_OPENING, MOVES, REST, centre
 
 HOVER = 0.15
-"""Height of the fingertips above a fruit, before and after they grasp it."""
+"""Height of the fingertips above a fruit, before and after a grasp."""
 GRASP = REST - 0.002
+"""Height of the fingertips at a grasp."""
 ROUGH, ROUGHEST = 0.025, 0.05
-"""How far beside the goal the hand comes before it goes down, in metres: the spread along x and along y, and the most."""
+"""Error of the first aim, in metres: its standard deviation along x and along y, and the most."""
 AHEAD = (1.2, 1.7)
-"""On the way down the hand is over its goal so much sooner than it is down: fingers come down beside a fruit, not on it."""
+"""How much sooner the hand arrives sideways than it arrives below, drawn from this range: fingers descend beside a fruit, not onto it."""
 SPEED, SLOW = 0.21, 0.14
-"""Mean metres a second, from place to place and down to the table."""
+"""Mean metres a second, from place to place and vertically."""
 FASTER, SLOWER = 1.3, 0.7
+"""Range of the factor drawn for each segment's speed."""
 CLOSING = 8
-"""Actions until fingers are closed."""
+"""Actions until the fingers are closed."""
 NEAR = 0.002
-"""How exactly the hand is home when a frame is taken: where it came from should not show."""
+"""How exactly the hand is home when a frame is taken, so that no image shows where it came from."""
 MOVE_STEPS = 165
-"""About what a move should take; one who is late hurries and makes no pauses."""
+"""About what a move takes; an expert that is late is fast and makes no pauses."""
 Steps = Generator[None, None, None]
 Point = tuple[float, float]
 
 
 class Episode(NamedTuple):
-    """actions (600, 7); poses (f, 7) and images of each camera (f, px, px, 3) before actions 0, every, .. and after the last."""
+    """actions (600, 7); poses (f, 7) and images of each camera (f, px, px, 3) before actions 0, every, 2 every, .. and after the last."""
 
     actions: NDArray[np.float32]
     poses: NDArray[np.float32]
@@ -57,20 +60,22 @@ class Episode(NamedTuple):
     regrasps: int
 
 
-def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True, start: str | None = None, every: int = EVERY) -> Episode:
-    """The expert's episode of a seed. look: take pictures; start: AB or BA, else the seed's; every: actions from frame to frame."""
-    first, _ = env.reset(seed=seed, options={"look": look, **({} if start is None else {"start": start})})
-    expert = Expert(env, seed, blind)
-    actions, seen, info = [], [first], env.info()
+def demonstrate(
+    env: SwapEnv, seed: int, open_loop: bool = False, render: bool = True, start: str | None = None, every: int = CHUNK
+) -> Episode:  # fmt: skip
+    """The expert's episode of a seed. render: with images; start: AB or BA, else the seed's; every: actions from frame to frame."""
+    first, _ = env.reset(seed=seed, options={"render": render, **({} if start is None else {"start": start})})
+    expert = Expert(env, seed, open_loop)
+    actions, frames, info = [], [first], env.info()
     for time in range(1, env.steps + 1):
         actions.append(expert.act())
-        frame = time % every == 0
-        observation, _, _, _, info = env.step_many(actions[-1][None], look=look and frame)
-        if frame:
-            seen.append(observation)
+        is_frame = time % every == 0
+        observation, _, _, _, info = env.step_many(actions[-1][None], render=render and is_frame)
+        if is_frame:
+            frames.append(observation)
     return Episode(
-        np.stack(actions), np.stack([frame["pose"] for frame in seen]),
-        {name: np.stack([frame[name] for frame in seen]) for name in CAMERAS} if look else {},
+        np.stack(actions), np.stack([frame["pose"] for frame in frames]),
+        {name: np.stack([frame[name] for frame in frames]) for name in CAMERAS} if render else {},
         info["success"], env.steps if expert.finished is None else expert.finished,
         info["start"], info["nudges"], info["slips"], expert.regrasps,
     )  # fmt: skip
@@ -79,18 +84,19 @@ def demonstrate(env: SwapEnv, seed: int, blind: bool = False, look: bool = True,
 class Expert:
     """Acts in `env` from its reset on. `finished`: when it was home for good, or None.
 
-    blind: aims at slots' centres, whatever happens. believed: whether eyes may be believed, by how many actions were done; while they may
-    not, the expert goes by what it knew before, and until they first may it stays at home.
+    open_loop: aim at slots' centres and never check, whatever happens. observes: whether the state may be read, given the number of actions
+    done; where not, the expert goes by what it knew before, and stays at home until it first may.
     """
 
-    def __init__(self, env: SwapEnv, seed: int = 0, blind: bool = False, believed: Callable[[int], bool] = lambda _: True) -> None:
-        self.env, self.blind, self.believed = env, blind, believed
+    def __init__(
+        self, env: SwapEnv, seed: int = 0, open_loop: bool = False, observes: Callable[[int], bool] = lambda _: True
+    ) -> None:  # fmt: skip
+        self.env, self.open_loop, self.observes = env, open_loop, observes
         self.finished: int | None = None
         self.regrasps = 0
         self._rng = np.random.default_rng((3, seed))
-        self._known: deque[tuple[list[list[float]], int | None]] = deque(
-            maxlen=EVERY + 1
-        )  # where fruits are and which is held, oldest first
+        self._known: deque[tuple[list[list[float]], int | None]] = deque(maxlen=CHUNK + 1)
+        """Positions of the fruits and which is held, oldest first."""
         self._closed = 0
         self._target = list(HOME)
         self._moves_left = MOVES
@@ -98,8 +104,9 @@ class Expert:
 
     def act(self) -> NDArray[np.float32]:
         """The next action (7,). After the last move it rests at home."""
-        if self.believed(self.env.time):
-            self._known.append(([list(place) for place in self.env.body.fruits], self.env.body.held))
+        if self.observes(self.env.time):
+            simulator = self.env.simulator
+            self._known.append(([list(place) for place in simulator.fruits], simulator.held))
         elif self._known:
             self._known.append(self._known[-1])
         if self._known:
@@ -108,27 +115,27 @@ class Expert:
 
     def _swap(self) -> Steps:
         apple, orange = self.env.starts
-        for fruit, come, go in ((0, apple, 2), (1, orange, apple), (0, 2, orange)):
+        for fruit, source, goal in ((0, apple, 2), (1, orange, apple), (0, 2, orange)):
             yield from self._wait_for_frame()
-            yield from self._move(fruit, come, go)
+            yield from self._move(fruit, source, goal)
             yield from self._go(lambda: HOME, SPEED)
             self._moves_left -= 1
         yield from self._wait_for_frame()
         self.finished = self.env.time
 
-    def _move(self, fruit: int, come: int, go: int) -> Steps:
+    def _move(self, fruit: int, source: int, goal: int) -> Steps:
         """A fruit from slot to slot, from and to the height HOVER."""
 
         def above() -> Point:
             x, y, _ = self._known[0][0][fruit]
-            return centre(come) if self.blind else (x, y)
+            return centre(source) if self.open_loop else (x, y)
 
         def lost() -> bool:
-            return not self.blind and self.env.time - self._closed >= EVERY and self._known[0][1] != fruit
+            return not self.open_loop and self.env.time - self._closed >= CHUNK and self._known[0][1] != fruit
 
-        # As wide as fruits begin, or one near the edge would be known not to have been moved.
-        margin = 0.0 if self.blind else self.env.spread
-        x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(go))
+        # As wide as fruits begin, else a fruit near the edge would show that it was not moved yet.
+        margin = 0.0 if self.open_loop else self.env.spread
+        x, y = (float(middle + self._rng.uniform(-margin, margin)) for middle in centre(goal))
         while True:
             yield from self._go(self._beside(above), SPEED)
             yield from self._pause()
@@ -159,7 +166,7 @@ class Expert:
     def _go(
         self, goal: Callable[[], Sequence[float]], speed: float, until: Callable[[], bool] = lambda: False, ahead: float = 1.0
     ) -> Steps:
-        """To a goal, which may move meanwhile, smoothly and at a random speed. until: give up. ahead: of height, for all else."""
+        """To a goal that may move, smoothly and at a random speed. until: give up. ahead: how much sooner than in height it is there."""
         begin = list(self._target)
         far = math.dist(begin[:3], goal()[:3])
         steps = max(5, math.ceil(far / (speed * self._pace() * CONTROL_DT)))
@@ -176,8 +183,8 @@ class Expert:
             yield
 
     def _pause(self) -> Steps:
-        long = int(self._rng.integers(0, 9))
-        yield from self._stay(0 if self._late() else long)
+        steps = int(self._rng.integers(0, 9))
+        yield from self._stay(0 if self._late() else steps)
 
     def _wait_for_frame(self) -> Steps:
         """At home, until the hand has come to rest there and a frame is taken; sometimes until the one after."""
@@ -185,16 +192,16 @@ class Expert:
         frames = int(self._rng.random() < 0.25 and not self._late())
         still = 0
         while True:
-            far = math.dist(self.env.body.hand[:3], HOME[:3])
+            far = math.dist(self.env.simulator.hand[:3], HOME[:3])
             still = still + 1 if far < NEAR else 0
-            if self.env.time % EVERY == 0 and (still > 2 or self.env.time == 0):
+            if self.env.time % CHUNK == 0 and (still > 2 or self.env.time == 0):
                 if not frames:
                     return
                 frames -= 1
             yield
 
     def _late(self) -> bool:
-        return self.env.steps - self.env.time < MOVE_STEPS * self._moves_left + EVERY
+        return self.env.steps - self.env.time < MOVE_STEPS * self._moves_left + CHUNK
 
     def _pace(self) -> float:
         pace = float(self._rng.uniform(SLOWER, FASTER))
@@ -207,6 +214,6 @@ def _smooth(t: float) -> float:
 
 
 def _pose(point: Point, height: float, opening: float = MAX_OPENING) -> tuple[float, ...]:
-    """The hand over a point, turned as the arm reaches there and leaning outwards a little."""
+    """The hand over a point, rotated as the arm reaches there and leaning outwards a little."""
     x, y = point
     return (x, y, height, -0.3 * y, 0.4 * (x - HOME[0]), math.atan2(y, x), opening)

@@ -1,6 +1,6 @@
 """An arm with the Franka Panda's kinematics and limits at a table with three plates and two fruits, simulated by MuJoCo.
 
-The arm is drawn from capsules and boxes; its frames follow the published (modified) Denavit-Hartenberg table, its masses are close to
+The arm is made of capsules and boxes; its frames follow the published (modified) Denavit-Hartenberg table, its masses are close to
 measured ones. A pose is (7,): position of the point between the fingertips, a rotation vector from pointing straight down, and the
 opening between the fingers, in metres and radians. Control is at 20 Hz, torque at 100 Hz.
 """
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 try:
     import mujoco
@@ -25,8 +24,10 @@ except Exception as error:  # it loads the renderer that $MUJOCO_GL names as soo
     asked = os.environ.get("MUJOCO_GL")
     raise ImportError(f"MuJoCo does not start with MUJOCO_GL={asked} ({error!r}); unset it, or set MUJOCO_GL=egl") from error
 
-from .env import (
+from .scene import (
     CONTROL_DT,
+    DOWN,
+    FINGERTIP,
     FRONT,
     FRONT_VIEW,
     FRUIT_COLOURS,
@@ -41,12 +42,12 @@ from .env import (
     SLOT_HALF,
     SLOTS,
     WALL,
+    Array,
+    Image,
     camera_axes,
     rotation_matrix,
+    rotation_vector,
 )
-
-Array = NDArray[np.float64]
-Image = NDArray[np.uint8]
 
 LINKS = (  # a, d, alpha of the published table (modified convention), then limits of the angle, torque (Nm) and mass (kg)
     (0.0, 0.333, 0.0, -2.8973, 2.8973, 87.0, 4.97),
@@ -57,17 +58,15 @@ LINKS = (  # a, d, alpha of the published table (modified convention), then limi
     (0.0, 0.0, math.pi / 2, -0.0175, 3.7525, 12.0, 1.67),
     (0.088, 0.0, math.pi / 2, -2.8973, 2.8973, 12.0, 0.74),
 )
-FLANGE, FINGERTIP = 0.107, 0.1034
-"""From the last joint to the flange, and from there to the point between the fingertips."""
+FLANGE = 0.107
+"""From the last joint to the flange."""
 READY = (0.0, -0.35340, 0.0, -2.52115, 0.0, 2.16775, math.pi / 4)
-"""Angles (7,) of the arm at HOME, and where its null space draws it."""
+"""Angles (7,) of the arm at HOME, and the goal of its null-space control."""
 STIFFNESS = np.array([400.0, 400.0, 400.0, 300.0, 300.0, 300.0])
-DOWN = np.diag([1.0, -1.0, -1.0])
-"""Axes of a hand that points straight down."""
 TORQUES = np.array([link[5] for link in LINKS])
 TIMESTEP = 0.005
 GRIP, SLIPPERY = 1.0, 0.02
-"""Friction of the fingers, and when a grasp is to fail."""
+"""Friction of the fingers, and while a grasp is to fail."""
 _SHAPES = (  # capsules of each link in its own frame: from, to, radius
     ("0 0 -.19 0 0 0 .06",), ("0 0 -.06 0 0 .06 .058", "0 0 0 0 -.13 0 .057"), ("0 0 -.16 0 0 -.03 .055", "0 0 -.03 .0825 0 0 .05"),
     ("0 0 -.05 0 0 .05 .055", "0 0 0 -.0825 .09 0 .05"), ("0 0 -.27 0 0 -.08 .05", "0 .05 -.2 0 .05 0 .03"),
@@ -147,7 +146,7 @@ def _plate(name: str, place: tuple[float, float]) -> str:
 
 
 def _links(i: int) -> str:
-    """Body i and all that hangs on it: a frame of the table is its parent's turned by alpha, moved by a and d, then turned by the joint."""
+    """Body i and everything attached to it: its parent's frame rotated by alpha, translated by a and d, then rotated by the joint."""
     if i == len(LINKS):
         return _hand()
     a, d, alpha, low, high, _, mass = LINKS[i]
@@ -174,7 +173,7 @@ def _hand() -> str:
 
 
 def _camera(place: Sequence[float], at: Sequence[float], up: Sequence[float]) -> str:
-    """A camera's place and axes: right and up of the picture."""
+    """A camera's position and axes: right and up of the image."""
     axes = " ".join(f"{value:.6f}" for value in camera_axes(place, at, up)[:2].ravel())
     return f'pos="{place[0]} {place[1]} {place[2]}" xyaxes="{axes}"'
 
@@ -182,17 +181,8 @@ def _camera(place: Sequence[float], at: Sequence[float], up: Sequence[float]) ->
 # ---------------------------------------------------------------- control
 
 
-def rotation_vector(matrix: Array) -> list[float]:
-    """(3,) of a rotation (3, 3) by less than half a turn."""
-    twice = (matrix[2, 1] - matrix[1, 2], matrix[0, 2] - matrix[2, 0], matrix[1, 0] - matrix[0, 1])
-    sine = math.sqrt(twice[0] ** 2 + twice[1] ** 2 + twice[2] ** 2) / 2
-    angle = math.atan2(sine, (float(np.trace(matrix)) - 1) / 2)
-    scale = 0.5 if sine < 1e-9 else angle / (2 * sine)
-    return [float(value) * scale for value in twice]
-
-
 class Franka:
-    """The arm at its table. `fruits` 2 x (x, y, z), `speeds` (2,), `hand` (7,), `held` and `touched` (2,) are as of the last `move`."""
+    """The arm at its table, a `Simulator` of `SwapEnv`."""
 
     def __init__(self, px: int = 64) -> None:
         self.px = px
@@ -206,7 +196,7 @@ class Franka:
         self._moves = [int(self.model.jnt_dofadr[joint]) for joint in self._free]
         self._jacobian = np.zeros((6, self.model.nv))
         self._solved = np.zeros((6, self.model.nv))
-        self._pictures: Pictures | None = None
+        self._renderer: Renderer | None = None
         self.reset([SLOTS["A"], SLOTS["B"]])
 
     def reset(self, places: Sequence[Sequence[float]]) -> None:
@@ -218,7 +208,7 @@ class Franka:
         for at, place in zip(self._at, places, strict=True):
             data.qpos[at : at + 7] = (place[0], place[1], REST, 1, 0, 0, 0)
         mujoco.mj_forward(model, data)
-        for _ in range(4):  # until the fruits lie on their plates and the arm is where its controller wants it
+        for _ in range(4):  # until the fruits lie on their plates and the arm is where its controller holds it
             self.move(HOME)
 
     def move(self, goal: Sequence[float]) -> None:
@@ -236,23 +226,23 @@ class Franka:
         self._read()
 
     def torque(self, place: Array, axes: Array) -> Array:
-        """(7,) that draws the hand to a place (3,) with axes (3, 3), critically damped; what the hand does not feel draws to READY."""
+        """(7,): operational-space control of the hand to a place (3,) with axes (3, 3), critically damped; the null space goes to READY."""
         model, data, jacobian = self.model, self.data, self._jacobian
         mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], self.tip)
         mujoco.mj_solveM(model, data, self._solved, jacobian)
         arm = jacobian[:, :7]
-        inverse = self._solved[:, :7]  # of the inertia, times the Jacobian
+        inverse = self._solved[:, :7]  # inverse inertia times the Jacobian
         now = data.site_xmat[self.tip].reshape(3, 3)
         miss = np.empty(6)
         miss[:3] = place - data.site_xpos[self.tip]
         miss[3:] = rotation_vector(axes @ now.T)
         speed = data.qvel[:7]
-        wanted = STIFFNESS * miss - 2 * np.sqrt(STIFFNESS) * (arm @ speed)
-        felt = np.linalg.inv(arm @ inverse.T)  # inertia that the hand feels
+        acceleration = STIFFNESS * miss - 2 * np.sqrt(STIFFNESS) * (arm @ speed)
+        inertia = np.linalg.inv(arm @ inverse.T)  # of the hand
         rest, pull = np.zeros(model.nv), np.zeros(model.nv)
         pull[:7] = 40 * (READY - data.qpos[:7]) - 2 * math.sqrt(40) * speed
         mujoco.mj_mulM(model, data, rest, pull)
-        torque = arm.T @ (felt @ (wanted - inverse @ rest[:7])) + rest[:7] + data.qfrc_bias[:7]
+        torque = arm.T @ (inertia @ (acceleration - inverse @ rest[:7])) + rest[:7] + data.qfrc_bias[:7]
         clipped: Array = np.clip(torque, -TORQUES, TORQUES)
         return clipped
 
@@ -270,21 +260,21 @@ class Franka:
             self.data.qvel[at + 2 : at + 6] = 0.0
 
     def slip(self, slippery: bool) -> None:
-        """Whether the fingers hold what they grasp."""
+        """Set whether grasps fail."""
         self.model.geom_friction[self._pads, 0] = SLIPPERY if slippery else GRIP
 
-    def look(self, camera: str) -> Image:
-        """What a camera sees, (px, px, 3)."""
-        if self._pictures is None:
-            self._pictures = Pictures(self.model, self.px)
+    def render(self, camera: str) -> Image:
+        """(px, px, 3)"""
+        if self._renderer is None:
+            self._renderer = Renderer(self.model, self.px)
         mujoco.mj_comPos(self.model, self.data)
         mujoco.mj_camlight(self.model, self.data)
-        return self._pictures.take(self.data, self.model.camera(camera).id)
+        return self._renderer.render(self.data, self.model.camera(camera).id)
 
     def close(self) -> None:
-        if self._pictures is not None:
-            self._pictures.close()
-            self._pictures = None
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
 
     def _read(self) -> None:
         data = self.data
@@ -298,15 +288,15 @@ class Franka:
         self.held = next((fruit for fruit, both in enumerate(pads) if all(both)), None)
 
 
-# ---------------------------------------------------------------- pictures
+# ---------------------------------------------------------------- rendering
 
 
 class NoRenderer(ImportError, RuntimeError):
-    """Nothing that draws could be loaded. What is to be installed, a command says without a traceback, as of any ImportError."""
+    """No OpenGL context could be made. An ImportError, so that a command prints what to install without a traceback."""
 
 
-class Pictures:
-    """Pictures of a model without a display. Close it: graphics memory is not given back otherwise."""
+class Renderer:
+    """Images of a model without a display. Close it: graphics memory is not freed otherwise."""
 
     def __init__(self, model: Any, px: int) -> None:
         self._model, self._px = model, px
@@ -320,7 +310,7 @@ class Pictures:
         self._render = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._render)
 
-    def take(self, data: Any, camera: int) -> Image:
+    def render(self, data: Any, camera: int) -> Image:
         """(px, px, 3)"""
         self._context.make_current()
         self._camera.fixedcamid = camera
@@ -339,7 +329,7 @@ class Pictures:
 
 
 def _context(px: int) -> Any:
-    """A context to draw in: of $MUJOCO_GL if that is set, else EGL, else OSMesa."""
+    """An OpenGL context: of $MUJOCO_GL if that is set, else EGL, else OSMesa."""
     asked = os.environ.get("MUJOCO_GL", "").lower()
     platform = os.environ.get("PYOPENGL_PLATFORM")
     failures = []

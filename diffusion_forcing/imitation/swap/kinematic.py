@@ -1,7 +1,7 @@
-"""A kinematic twin of the swap robot: no forces, only NumPy. Tens of thousands of steps a second, for tests; results come from MuJoCo.
+"""A kinematic simulator of the swap: no forces, NumPy only. Tens of thousands of steps a second, for tests; results come from MuJoCo.
 
 The hand lags a little behind its goal, fingers close at a constant speed, and a fruit that is between them when they meet it is carried
-rigidly. What is let go falls straight down. The cameras are those of `franka`, drawn with discs on a plane.
+rigidly. A fruit that is released falls straight down. The cameras are those of `franka`, drawn as discs on a plane.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .env import (
+from .scene import (
     CONTROL_DT,
+    DOWN,
+    FINGERTIP,
     FRONT,
     FRONT_VIEW,
     FRUIT_COLOURS,
@@ -27,28 +28,28 @@ from .env import (
     SLOT_HALF,
     SLOTS,
     WALL,
+    Array,
+    Image,
     camera_axes,
     rotation_matrix,
 )
 
-Array = NDArray[np.float64]
-Image = NDArray[np.uint8]
-
 LAG = 0.45
-"""Share of the way to its goal that the hand does not make in a step."""
+"""Share of the distance to its goal that is left after a step."""
 CLOSING = 0.015
+"""Metres that the fingers open or close in a step."""
 ACROSS, ALONG, UPWARDS = 0.010, 0.015, 0.015
-"""How far a fruit may be from the fingertips' middle for them to grasp it: from finger to finger, along their breadth, and in height."""
+"""How far a fruit may be from the middle of the fingertips to be grasped: from finger to finger, along their width, and in height."""
 FALL = 0.02
-FINGERTIP = 0.1034
+"""Metres that a fruit falls in a step."""
 COLOURS = {
     "floor": (140, 148, 153), "table": (204, 199, 184), "plate": (41, 69, 107), "rim": (77, 115, 158), "arm": (225, 225, 230),
     "finger": (38, 38, 46), **dict(zip(FRUITS, FRUIT_COLOURS, strict=True)),
 }  # fmt: skip
 
 
-class Twin:
-    """The body of a `SwapEnv` without physics."""
+class Kinematic:
+    """A `Simulator` of `SwapEnv` without physics."""
 
     def __init__(self, px: int = 64) -> None:
         self.px = px
@@ -90,10 +91,10 @@ class Twin:
     def slip(self, slippery: bool) -> None:
         self._slippery = slippery
 
-    def look(self, camera: str) -> Image:
-        """What a camera sees, (px, px, 3)."""
+    def render(self, camera: str) -> Image:
+        """(px, px, 3)"""
         tip = np.array(self.hand[:3])
-        axes = rotation_matrix(self.hand[3:6]) @ np.diag([1.0, -1.0, -1.0])
+        axes = rotation_matrix(self.hand[3:6]) @ DOWN
         discs: list[tuple[Any, float, str]] = [(np.array(place), RADIUS, name) for place, name in zip(self.fruits, FRUITS, strict=True)]
         half = self.hand[6] / 2 + 0.006
         for side in (-half, half):
@@ -102,11 +103,11 @@ class Twin:
             back = (0.0, 0.0, FINGERTIP)
             place = tip + axes @ np.subtract(HAND[0], back)
             view = camera_axes(*HAND, up=(1, 0, 0)) @ axes.T
-            return _picture(self.px, place, view, HAND_VIEW, discs)
+            return _draw(self.px, place, view, HAND_VIEW, discs)
         discs += [(tip + axes @ (0.0, side, -0.075), 0.028, "arm") for side in (-0.06, -0.02, 0.02, 0.06)]
         wrist = tip + axes @ (0.0, 0.0, -0.16)
         discs += [(wrist + share * (np.array([0.1, 0.0, 0.6]) - wrist), 0.05, "arm") for share in np.linspace(0, 0.9, 10)]
-        return _picture(self.px, np.array(FRONT[0]), camera_axes(*FRONT, up=(0, 0, 1)), FRONT_VIEW, discs)
+        return _draw(self.px, np.array(FRONT[0]), camera_axes(*FRONT, up=(0, 0, 1)), FRONT_VIEW, discs)
 
     def close(self) -> None:
         pass
@@ -143,8 +144,8 @@ class Twin:
         self.speeds[i] = math.dist(here, (x, y, z)) / CONTROL_DT
 
 
-def _picture(px: int, place: Array, view: Array, degrees: float, discs: list[tuple[Any, float, str]]) -> Image:
-    """The table's plane and spheres from a place (3,) with axes (3, 3), rows right, up and back; spheres as discs, far ones first."""
+def _draw(px: int, place: Array, view: Array, degrees: float, discs: list[tuple[Any, float, str]]) -> Image:
+    """The table and spheres seen from a place (3,) with axes (3, 3), rows right, up and back; spheres as discs, far ones first."""
     scale = math.tan(math.radians(degrees) / 2)
     across = ((np.arange(px) + 0.5) / px * 2 - 1) * scale
     rays = across[None, :, None] * view[0] - across[:, None, None] * view[1] - view[2]  # (px, px, 3)
@@ -157,8 +158,8 @@ def _picture(px: int, place: Array, view: Array, degrees: float, discs: list[tup
         away = np.abs(ground - middle).max(-1)
         image[away < SLOT_HALF + WALL] = colours["rim"]
         image[away < SLOT_HALF] = colours["plate"]
-    seen = [(view @ (centre - place), radius, name) for centre, radius, name in discs]
-    for (x, y, back), radius, name in sorted(seen, key=lambda disc: disc[0][2]):
+    in_view = [(view @ (centre - place), radius, name) for centre, radius, name in discs]
+    for (x, y, back), radius, name in sorted(in_view, key=lambda disc: disc[0][2]):
         if back > -0.01:
             continue
         inside = (across + x / back) ** 2 + (-across[:, None] + y / back) ** 2 < (radius / back) ** 2
