@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench docs lint format clean
+.PHONY: help demo test test-slow wheel-test bench docs lint format clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -18,7 +18,7 @@ $(BIN)/pytest: $(BIN)/dforce
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(BIN)/dforce  ## set up, let the shipped model plan and walk through a maze, show the table and write pictures, animation and report
+demo: $(BIN)/dforce  ## set up, let a pretrained model plan through a maze; a table, figures, an animation and a report
 	$(BIN)/dforce eval maze2d-medium --pretrained --episodes 16
 	@echo "Look at runs/maze2d-medium-pretrained/report.html (the animation is figures/episode.gif beside it)."
 	@echo "Train one from scratch: .venv/bin/dforce train maze2d-umaze && .venv/bin/dforce eval runs/maze2d-umaze"
@@ -26,12 +26,15 @@ demo: $(BIN)/dforce  ## set up, let the shipped model plan and walk through a ma
 test: $(BIN)/pytest lint  ## set up, lint, check types and run the tests (under 12 minutes on two cores)
 	$(BIN)/pytest
 
-test-slow: $(BIN)/pytest  ## the tests that take minutes each
+test-slow: $(BIN)/pytest  ## the tests that take minutes each: scores of the pretrained models, the wheel, resumed runs
 	$(BIN)/pytest -m slow
+
+wheel-test: $(BIN)/pytest  ## build wheel and sdist, install them in a new environment, follow the README (part of test-slow)
+	$(BIN)/pytest -m slow -n 0 -v tests/engine/test_wheel.py
 
 $(BIN)/zensical: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet 'zensical>=0.0.40' 'mkdocstrings-python>=2'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
 docs: $(BIN)/zensical  ## build the documentation, with search and API reference, into site/
