@@ -87,7 +87,7 @@ ABLATIONS: dict[str, dict[str, Change]] = {
     "weight": {"none": model(), "min-SNR": model(weight="min_snr"), "fused SNR": model(weight="fused_snr")},
     "target": {"v": model(), "x0": model(parameterization="x0")},
     "stack": {"4 frames a token": model(), "1 frame a token": single},
-    "levels": {"independent + continued": model(), "independent": draw("independent"), "remembered": draw("remembered")},
+    "levels": {"independent + continued": model(), "independent": draw("independent"), "noisy_context": draw("noisy_context")},
 }
 
 

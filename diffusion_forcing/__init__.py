@@ -6,13 +6,15 @@ Train with each token at its own random level; then one model and a schedule mat
 """
 
 from .backbones import RNN, Backbone, Transformer
-from .guidance import blend, classifier_free, guide, history, recall
-from .levels import Levels, continued, independent, mixture, remembered, shared, staircase, teacher_forced
+from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
+from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
 from .likelihood import elbo
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
 from .model import Denoiser, DiffusionForcing
 from .parameterization import Prediction
-from .sampling import conveyor, rollout, sample, start, stream
+from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother
+from .sampler import Context, Sampler
+from .sampling import rolling, rollout, sample, start, stream
 from .schedule import NoiseSchedule, cosine, linear, sigmoid
 from .solver import ddim_step
 from .weighting import FusedSNR, MinSNR, Uniform
@@ -22,34 +24,39 @@ __version__ = "0.1.0"
 __all__ = [
     "RNN",
     "Backbone",
+    "Context",
     "Denoiser",
     "DiffusionForcing",
     "FusedSNR",
     "Levels",
+    "LinearConstraint",
     "MinSNR",
+    "MonteCarlo",
     "NoiseSchedule",
+    "Preconditioning",
     "Prediction",
+    "Sampler",
     "Transformer",
     "Uniform",
+    "WienerSmoother",
     "autoregressive",
     "blend",
     "check_matrix",
     "classifier_free",
-    "continued",
-    "conveyor",
     "cosine",
     "ddim_step",
     "elbo",
     "full_sequence",
     "guide",
-    "history",
+    "history_guidance",
     "independent",
     "linear",
     "mixture",
+    "noisy_context",
+    "noisy_prefix",
     "pin",
     "pyramid",
-    "recall",
-    "remembered",
+    "rolling",
     "rollout",
     "sample",
     "shared",

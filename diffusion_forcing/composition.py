@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,9 +19,8 @@ from .codecs import Normalize
 from .engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
 from .engine.plotting import COLOURS, figure
 from .engine.task import Evaluation, Progress, Table, TaskData
-from .matrix import by_name
 from .model import DiffusionForcing
-from .sampling import rollout
+from .sampling import Context, Sampler, stream
 from .windows import Windows
 
 CORNERS = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
@@ -77,29 +76,21 @@ class Composition:
 
     def matrix(self, model: DiffusionForcing) -> Tensor:
         """The schedule matrix of one plan."""
-        ladder = model.schedule.ladder(min(self.sampling_steps, model.schedule.levels))
-        return by_name(self.schedule, self.half, ladder, self.slope)
+        return Sampler(self.sampling_steps, self.schedule, self.slope).matrix_for(model.schedule, self.half)
 
     def generate(
         self, model: DiffusionForcing, begin: Tensor, *, memory: bool, generator: Generator, progress: Progress | None = None
     ) -> Tensor:
         """Trajectories (n, 2 half + 1, 2) from start points (n, 2), in two plans of `half` points, with or without memory."""
-        codec = model.codec
-        assert codec is not None
-        length, done = 2 * self.half, 0
-
-        def told(tokens: int) -> None:
-            nonlocal done
-            done += tokens
+        codec: Any = model.codec
+        length = 2 * self.half
+        windows = [codec.encode(begin[:, None])]
+        past = Context(memory=None if memory else 1, stabilization=self.stabilization)
+        for window in stream(model, self.matrix(model), length, windows[0], past=past, generator=generator):
+            windows.append(window)
             if progress is not None:
-                progress("with memory" if memory else "without memory", done, length)
-
-        context = codec.encode(begin[:, None])  # type: ignore[operator]
-        tokens = rollout(
-            model, self.matrix(model), length, context, memory=None if memory else 1, stabilization=self.stabilization,
-            generator=generator, on_chunk=told,
-        )  # fmt: skip
-        return codec.decode(torch.cat([context, tokens], dim=1))  # type: ignore[operator]
+                progress("with memory" if memory else "without memory", sum(part.shape[1] for part in windows) - 1, length)
+        return codec.decode(torch.cat(windows, dim=1))
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         data, corner = self.trajectories_of(samples, self.data_seed + 2 + seed)

@@ -1,32 +1,52 @@
 """Guidance: functions from denoiser to denoiser. They compose, and samplers do not know of them.
 
-guide            a differentiable reward of the whole sequence; with draws > 1, Monte Carlo guidance
-classifier_free  away from "no condition", towards the condition
-history          away from "no past" (or a vague one), towards the past, of tokens within the window
-recall           the same for a past inside a state, as roll-outs have it
+guide             a differentiable reward of the whole sequence; with draws > 1, Monte Carlo guidance
+classifier_free   away from "no condition", towards the condition
+history_guidance  away from "no past" (or a noisy one), towards the past: tokens of the window, or a state, as roll-outs have it
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Generator, Tensor
 
-from .backbones import State
-from .model import Denoise, Denoiser, DiffusionForcing, join_states
+from .backbones import State, join_states
+from .model import Denoise, Denoiser, DiffusionForcing
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
 from .solver import ddim_step
 
+Futures = Literal["resample", "rollout"]
 Reward = Callable[[Tensor], Tensor]  # clean tokens (b, t, *event) -> score (b,)
 
 
+@dataclass(frozen=True)
+class MonteCarlo:
+    """How Monte Carlo guidance draws futures: the reward is averaged over `draws` of them."""
+
+    draws: int = 4
+    futures: Futures = "resample"
+    """resample: the future is denoised in one step and noised again to its levels, each draw with its own noise. rollout: it is then also
+    taken down to clean in `steps` steps, so that the reward sees sampled futures instead of mean ones."""
+    present: int = 1
+    """The first so many tokens that are not yet clean are the present, what follows is the future."""
+    steps: int = 3
+    """Of futures="rollout": denoising steps."""
+
+    def __post_init__(self) -> None:
+        if self.draws < 1 or self.present < 1 or self.steps < 1:
+            raise ValueError(f"draws, present and steps count from 1; got draws={self.draws}, present={self.present}, steps={self.steps}")
+        if self.futures not in get_args(Futures):
+            raise ValueError(f"futures is 'resample' or 'rollout'; got {self.futures!r}")
+
+
 def guide(
-    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, scale: float, *, draws: int = 1, form: Literal["step", "eps"] = "step",
-    levels: tuple[int, int] | None = None, futures: Literal["resample", "rollout"] = "resample", present: int = 1, steps: int = 3,
-    generator: Generator | None = None,
+    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, scale: float, *, draws: int | MonteCarlo = 1,
+    form: Literal["step", "eps"] = "step", levels: tuple[int, int] | None = None, generator: Generator | None = None,
 ) -> Denoise:  # fmt: skip
     """Steer sampling towards high reward: the gradient of the reward of the predicted clean sequence, with respect to the noisy one.
 
@@ -34,15 +54,12 @@ def guide(
     form: where the gradient acts. "step" shifts the stepped sample by scale sigma (sigma - sigma_next) grad, which stays on the data
     under any schedule; "eps" is the textbook's x0 += scale sigma^2/alpha grad, strong at high levels: use it with `levels`.
     levels: (lo, hi), the levels of tokens on which guidance acts; others are left alone. None: all.
-    draws: futures over which the reward is averaged (Monte Carlo guidance). The first `present` tokens that are not yet clean are the
-    present, what follows is the future. futures="resample" denoises the future and noises it again to the same levels, each draw with
-    its own noise; "rollout" then takes it down to clean in `steps` steps, so that the reward sees sampled futures instead of mean ones.
-    The reward is averaged over the draws, yet two scales compare at the same number of draws only: one draw judges a mean future.
+    draws: futures over which the reward is averaged (Monte Carlo guidance), a number or a `MonteCarlo`. Scales compare at the same number
+    of draws only: one draw judges a mean future.
     """
-    if draws < 1 or present < 1 or steps < 1:
-        raise ValueError(f"draws, present and steps count from 1; got draws={draws}, present={present}, steps={steps}")
-    if form not in ("step", "eps") or futures not in ("resample", "rollout"):
-        raise ValueError(f"form is 'step' or 'eps', futures 'resample' or 'rollout'; got {form!r}, {futures!r}")
+    plan = draws if isinstance(draws, MonteCarlo) else MonteCarlo(draws)
+    if form not in ("step", "eps"):
+        raise ValueError(f"form is 'step' or 'eps'; got {form!r}")
     low, high = (0, schedule.levels) if levels is None else levels
     if not 0 <= low <= high <= schedule.levels:
         raise ValueError(f"guidance acts on levels (lo, hi) with 0 <= lo <= hi <= {schedule.levels}; got {levels}")
@@ -57,11 +74,11 @@ def guide(
             # Inside another guide, x carries that one's gradient: ours must not cut it off.
             variable = x if x.requires_grad else x.detach().requires_grad_()
             pred = denoise(variable, k)
-            if draws == 1 and futures == "resample":
+            if plan.draws == 1 and plan.futures == "resample":
                 score = _score(reward, pred.x0)
             else:
-                clean = _futures(denoise, schedule, variable, k, pred, draws, futures, present, steps, generator)
-                score = _score(reward, clean).unflatten(0, (len(x), draws)).mean(1)
+                clean = _sample_futures(denoise, schedule, variable, k, pred, plan, generator)
+                score = _score(reward, clean).unflatten(0, (len(x), plan.draws)).mean(1)
             (grad,) = torch.autograd.grad(score.sum(), variable, retain_graph=x.requires_grad)
         grad = scale * grad * expand(acts, x)
         x0, eps = (pred.x0, pred.eps) if x.requires_grad else (pred.x0.detach(), pred.eps.detach())
@@ -84,20 +101,19 @@ def _score(reward: Reward, clean: Tensor) -> Tensor:
     return score
 
 
-def _futures(
-    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, k: Tensor, pred: Prediction, draws: int, kind: str, present: int, steps: int,
-    generator: Generator | None,
-) -> Tensor:  # fmt: skip
+def _sample_futures(
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, k: Tensor, pred: Prediction, plan: MonteCarlo, generator: Generator | None
+) -> Tensor:
     """Clean sequences (b*draws, t, *event): the present as it stands, futures drawn given it. Differentiable in x."""
     unfinished = k > 0
-    future = unfinished & (unfinished.long().cumsum(1) > present)
-    x, k, future, x0 = (part.repeat_interleave(draws, dim=0) for part in (x, k, future, pred.x0))
+    future = unfinished & (unfinished.long().cumsum(1) > plan.present)
+    x, k, future, x0 = (part.repeat_interleave(plan.draws, dim=0) for part in (x, k, future, pred.x0))
     noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     # At K what is left of x0 is next to nothing, but its derivative is not: an absent token is fresh noise, and no more.
     again = torch.where(expand(k == schedule.levels, x), noise, schedule.add_noise(x0, k, noise))
     x = torch.where(expand(future, x), again, x)
-    if kind == "rollout":
-        for left in range(steps, 0, -1):
+    if plan.futures == "rollout":
+        for left in range(plan.steps, 0, -1):
             k_next = torch.where(future, (k * (left - 1)) // left, k)
             x = ddim_step(schedule, x, denoise(x, k), k, k_next)
             k = k_next
@@ -136,59 +152,63 @@ def classifier_free(
     return blend([with_it, without], [scale, 1 - scale])
 
 
-def history(
-    denoise: Denoise, schedule: NoiseSchedule, tokens: int | slice | Sequence[int], scale: float, *, level: int | None = None,
-    generator: Generator | None = None,
+def history_guidance(
+    denoise: Denoise, scale: float, *, schedule: NoiseSchedule | None = None, tokens: int | slice | Sequence[int] | None = None,
+    level: int | None = None, generator: Generator | None = None,
 ) -> Denoise:  # fmt: skip
-    """Towards what the history says, away from a vaguer one: scale 0 is the vague history, 1 the plain model, more exaggerates.
+    """Towards the history, away from the model without it: scale 0 ignores the history, 1 is the plain model, more exaggerates.
 
-    tokens: which tokens of the window are history. level: how vague: K (None) is no history at all, less leaves its outline.
-    A model trained with independent levels has seen histories at every level, so this needs no training of its own.
-    For a history inside a state see `recall`.
+    Without `tokens` the history is the past in the denoiser's state, as roll-outs have it: `wrap=partial(history_guidance, scale=2.0)`. It
+    asks the model itself, so it is the innermost wrapper; two passes a step instead of one, where there is a past.
+    tokens: which tokens of the window are history instead. They are then noised to `level` for the second prediction: K (None) is no
+    history at all, less leaves its outline. A model trained with independent levels has seen histories at every level, so this needs no
+    training of its own. Needs the schedule.
     """
+    if tokens is None:
+        return _state_guidance(denoise, scale)
+    if schedule is None:
+        raise ValueError(
+            "history within the window is noised to a level, for which the schedule is needed: history_guidance(..., schedule=)"
+        )
     vague = schedule.levels if level is None else level
     if not 0 <= vague <= schedule.levels:
-        raise ValueError(f"history is made vague by a level in 0..{schedule.levels}; got {level}")
-    tokens = [tokens] if isinstance(tokens, int) else tokens
+        raise ValueError(f"history is noised to a level in 0..{schedule.levels}; got {level}")
+    which = [tokens] if isinstance(tokens, int) else tokens
 
     def without(x: Tensor, k: Tensor) -> Prediction:
-        noise = torch.randn(x[:, tokens].shape, generator=generator, dtype=x.dtype, device=x.device)
+        noise = torch.randn(x[:, which].shape, generator=generator, dtype=x.dtype, device=x.device)
         k_vague, x_vague = k.clone(), x.clone()
-        k_vague[:, tokens] = torch.maximum(k[:, tokens], torch.full_like(k[:, tokens], vague))
-        x_vague[:, tokens] = _noise_further(schedule, x[:, tokens], k[:, tokens], k_vague[:, tokens], noise)
+        k_vague[:, which] = torch.maximum(k[:, which], torch.full_like(k[:, which], vague))
+        x_vague[:, which] = _noise_further(schedule, x[:, which], k[:, which], k_vague[:, which], noise)
         return denoise(x_vague, k_vague)
 
     return blend([denoise, without], [scale, 1 - scale])
 
 
-def recall(denoise: Denoiser, scale: float) -> Denoise:
-    """Towards what the past in its state says, away from what a model would say that knows of none: `history`, for roll-outs.
-
-    scale: 0 is as if there were no past, 1 the plain model, more exaggerates. To be given to `rollout` or `stream`:
-    `wrap=partial(recall, scale=2.0)`. Two passes a step instead of one, where there is a past. Other guidance goes around it.
-    """
+def _state_guidance(denoise: Denoise, scale: float) -> Denoise:
+    """History guidance where the history is in the denoiser's state."""
     if not isinstance(denoise, Denoiser):
         raise ValueError(
-            "recall asks the model itself, with and without its past: let it be the innermost, guide(recall(denoiser, ...), ...)"
+            "history_guidance asks the model itself, with and without its past: let it be the innermost wrapper, "
+            "guide(history_guidance(denoiser, ...), ...), or name the tokens of the window that are history"
         )
     if scale == 1 or denoise.state is None:
         return denoise
-    model = denoise.model
-    backbone: Any = model.backbone
-    if not hasattr(backbone, "ready"):
-        return blend([denoise, model.denoiser(denoise.cond)], [scale, 1 - scale])
-    cond, state = denoise.cond, denoise.state
-    both: dict[int, Denoiser] = {}  # by how many sequences: those with their past, then the same without, in one pass
+    model, cond, state = denoise.model, denoise.cond, denoise.state
+    if not model.traits.prefills:
+        return blend([denoise, model.denoiser(cond)], [scale, 1 - scale])
+    both: dict[int, Denoiser] = {}  # by number of sequences: those with their past, then the same without, in one pass
 
-    def led(x: Tensor, k: Tensor) -> Prediction:
+    def guided(x: Tensor, k: Tensor) -> Prediction:
         if len(x) not in both:
-            told, past = Denoiser(model, cond, state).bound(len(x))
-            both[len(x)] = model.denoiser(None if told is None else torch.cat([told, told]), join_states(past, backbone.start(x)))
+            own, past = Denoiser(model, cond, state).bound(len(x))
+            none = model.backbone.initial_state(x)  # type: ignore[attr-defined]
+            both[len(x)] = model.denoiser(None if own is None else torch.cat([own, own]), join_states(past, none))
         x0, eps, _ = both[len(x)](torch.cat([x, x]), torch.cat([k, k]))
         (x0_with, x0_without), (eps_with, eps_without) = x0.chunk(2), eps.chunk(2)
         return Prediction(torch.lerp(x0_without, x0_with, scale), torch.lerp(eps_without, eps_with, scale))
 
-    return led
+    return guided
 
 
 def _noise_further(schedule: NoiseSchedule, x: Tensor, k: Tensor, k_more: Tensor, noise: Tensor) -> Tensor:

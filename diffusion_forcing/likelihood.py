@@ -58,7 +58,7 @@ def elbo(
 
 def forced_by(model: DiffusionForcing, cond: Tensor | None = None, generator: Generator | None = None) -> Forced:
     """How a model predicts each token given a past at other levels: in one pass if its backbone can, else token by token."""
-    if hasattr(model.backbone, "forced") and model.causal:
+    if model.traits.separate_past and model.causal:
         return lambda x, k, past_x, past_k: model.predict_forced(x, k, past_x, past_k, cond)
     return forced_by_denoiser(lambda x, k: model.predict(x, k, cond), model.schedule.levels, generator)
 
@@ -98,8 +98,8 @@ def _term(
     # What the model says of y: its mean given x_high and the predicted clean token.
     to_high = a_high * schedule.sigma(k) ** 2 / (a_high**2 * schedule.sigma(k) ** 2 + s_high)
     mean = expand(schedule.alpha(k), y) * pred.x0
-    said = mean + expand(to_high, y) * (x_high - expand(a_high, y) * mean)
-    error = ((y - said) ** 2).flatten(2).sum(-1)
+    predicted = mean + expand(to_high, y) * (x_high - expand(a_high, y) * mean)
+    error = ((y - predicted) ** 2).flatten(2).sum(-1)
     numbers = y[0, 0].numel()
     first = low == k
     # How far y may be from what the model says, were tokens of variance 1 and without a past: what noise alone leaves open at low
@@ -107,7 +107,7 @@ def _term(
     open_ = s_high / (s_high + a_high**2)
     # Lowest rung: a Gaussian around what the model says.
     log_p = -0.5 * (numbers * torch.log(2 * math.pi * open_) + error / open_)
-    # Other rungs: two Gaussians, p's wider than q's by `ratio`, whose means differ by c (y - said) with c^2 / width_q = gain.
+    # Other rungs: two Gaussians, p's wider than q's by `ratio`, whose means differ by c (y - predicted) with c^2 / width_q = gain.
     gain = a_low**2 / s_low - a_high**2 / s_high
     ratio = 1 + gain * open_
     kl = 0.5 * (numbers * (torch.log(ratio) + 1 / ratio - 1) + gain * error / ratio)

@@ -1,13 +1,14 @@
 """Schedule matrices: which level each token has at each step of sampling. Rows are steps, columns tokens.
 
 All four are one idea: token i waits `delay[i]` rungs at the top of the ladder, then goes down one rung a row.
-Conditioning is a column too: a known token is a column of zeros, an absent one a column left at K, a doubtful one a column
-held at the level of your doubt (`pin`).
+Conditioning is a column too: a known token is a column of zeros, an absent one a column left at K, an uncertain observation a column
+held at the level of its noise (`pin`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,22 +25,15 @@ def autoregressive(horizon: int, ladder: Tensor) -> Tensor:
 
 
 def pyramid(horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
-    """Near future certain, far future vague: token i starts i*slope rows late.
+    """Near future certain, far future uncertain: token i starts i*slope rows late.
 
     slope 0 is full_sequence, slope `steps` is autoregressive.
     """
     return staggered(torch.arange(_check_horizon(horizon)) * _check_slope(slope), ladder)
 
 
-def by_name(name: str, horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
-    """full_sequence, autoregressive or pyramid, as options name them; slope is the pyramid's."""
-    if name == "pyramid":
-        return pyramid(horizon, ladder, slope)
-    return {"full_sequence": full_sequence, "autoregressive": autoregressive}[name](horizon, ladder)
-
-
 def trapezoid(horizon: int, ladder: Tensor, slope: float = 1.0) -> Tensor:
-    """Certain at both ends, vague in the middle: for in-filling between a known start and a known end."""
+    """Certain at both ends, uncertain in the middle: for in-filling between a known start and a known end."""
     i = torch.arange(_check_horizon(horizon))
     return staggered(torch.minimum(i, horizon - 1 - i) * _check_slope(slope), ladder)
 
@@ -58,7 +52,7 @@ def staggered(delay: Tensor, ladder: Tensor) -> Tensor:
 
 
 def pin(matrix: Tensor, tokens: int | slice | Sequence[int] | Tensor, level: int = 0) -> Tensor:
-    """Hold `tokens` at one level from first row to last: 0 known, K absent, in between doubted. Returns a new matrix."""
+    """Hold `tokens` at one level from first row to last: 0 known, K absent, in between uncertain. Returns a new matrix."""
     if level < 0:
         raise ValueError(f"a token is pinned at a level >= 0; got {level}")
     pinned = matrix.clone()
@@ -89,6 +83,12 @@ def check_matrix(matrix: Tensor, levels: int) -> Tensor:
             f"{matrix[row + 1, token]} between rows {row} and {row + 1}; sort each column in descending order"
         )
     return matrix
+
+
+MatrixName = Literal["full_sequence", "autoregressive", "pyramid", "trapezoid"]
+MATRICES: dict[str, Callable[..., Tensor]] = {
+    "full_sequence": full_sequence, "autoregressive": autoregressive, "pyramid": pyramid, "trapezoid": trapezoid,
+}  # fmt: skip
 
 
 def _check_horizon(horizon: int) -> int:

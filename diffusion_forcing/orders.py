@@ -1,38 +1,48 @@
 """The same samples, sooner: orders of work that a causal model allows. Each gives the numbers of the plain loop.
 
 Cell (m, t) of the grid, row m and token t, needs only the latent of (m, t-1) and the token of (m-1, t). So all cells of an
-anti-diagonal are independent (`wavefront`), tokens still waiting at the right need not be looked at, and tokens settled at the left
+anti-diagonal are independent (`wavefront`), tokens still waiting at the right need not be read, and tokens settled at the left
 need be read only once (`windowed`, and `wavefront` too).
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Generator, Tensor
 
-from .backbones import RNN, SpaceTime
 from .model import Denoiser
+from .sampler import Hold, Sampler
 from .schedule import expand
-from .solver import Amplitudes, Hold, Path, Seen, amplitudes, ddim_step, step_between
+from .solver import Amplitudes, amplitudes, solver_step
+
+
+class Trace(NamedTuple):
+    """x: sampled tokens (b, t, *event); context, level: the tokens as later ones are to see them, and the level (t,) to label them with."""
+
+    x: Tensor
+    context: Tensor
+    level: Tensor
 
 
 def windowed(
-    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
-) -> Seen:
+    denoise: Denoiser, x: Tensor, matrix: Tensor, sampler: Sampler, generator: Generator | None = None, min_context_level: int = 0
+) -> Trace:
     """For a causal backbone with a state: predict only from the first token not yet settled to the last one that moves.
 
-    A token that comes alone always has the same past, which a backbone may work out once (`ready`).
+    A single token always has the same past, which a backbone may prefill.
     """
     model = denoise.model
     cond, state = denoise.bound(len(x))
-    if x.shape[1] == 1 and isinstance(model.backbone, SpaceTime):
-        state = model.backbone.ready(x, state, cond)
-    moves = _moves(matrix, hold, model.schedule.levels)
-    settled = _settled(moves)
-    x, seen, level = x.clone(), x.clone(), matrix[0].clone()
+    if x.shape[1] == 1 and model.traits.prefills:
+        state = model.backbone.prefill(x, state, cond)  # type: ignore[attr-defined]
+    moving = moves(matrix, sampler.hold, model.schedule.levels)
+    settled = _settled(moving)
+    x, context, level = x.clone(), x.clone(), matrix[0].clone()
     done = 0
     for row, k in enumerate(matrix[:-1]):
-        last = moves[row].nonzero()
+        last = moving[row].nonzero()
         if len(last) == 0:
             continue
         k_next, first, end = matrix[row + 1], int(settled[row]), int(last[-1]) + 1
@@ -40,48 +50,39 @@ def windowed(
             known = slice(done, first)
             state = model.absorb(x[:, known], _cut(cond, known), state, level=k[known])
             done = first
-        noise = _draw(x, eta, hold, generator)
+        noise = _draw(x, sampler, generator)
         now = slice(done, end)
         pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
-        x[:, now] = ddim_step(
-            model.schedule,
-            x[:, now],
-            pred,
-            k[now],
-            k_next[now],
-            eta=eta,
-            hold=hold,
-            path=path,
-            noise=None if noise is None else noise[:, now],
-        )
-        high = k_next[now] >= lift
-        seen[:, now] = torch.where(expand(high, x), x[:, now], seen[:, now])
+        levels = amplitudes(model.schedule, k[now], k_next[now], x[:, now])
+        x[:, now] = solver_step(x[:, now], pred, levels, sampler, None if noise is None else noise[:, now])
+        high = k_next[now] >= min_context_level
+        context[:, now] = torch.where(expand(high, x), x[:, now], context[:, now])
         level[now] = torch.where(high, k_next[now], level[now])
-    return Seen(x, seen, level)
+    return Trace(x, context, level)
 
 
 def wavefront(
-    denoise: Denoiser, x: Tensor, matrix: Tensor, *, eta: float, hold: Hold, generator: Generator | None, lift: int = 0, path: Path = "ddim"
-) -> Seen:
-    """For the RNN: all cells that depend on nothing unfinished at once. M+T-1 steps where the plain loop takes M*T."""
+    denoise: Denoiser, x: Tensor, matrix: Tensor, sampler: Sampler, generator: Generator | None = None, min_context_level: int = 0
+) -> Trace:
+    """For recurrent cells: all cells that depend on nothing unfinished at once. M+T-1 steps where the plain loop takes M*T."""
     model = denoise.model
-    rnn, schedule = model.backbone, model.schedule
-    assert isinstance(rnn, RNN)
+    rnn: Any = model.backbone
+    schedule, scale = model.schedule, model.preconditioning.scale
     cond, state = denoise.bound(len(x))
     b, t = x.shape[:2]
-    moves = _moves(matrix, hold, schedule.levels)
+    moving = moves(matrix, sampler.hold, schedule.levels)
     # z[:, i] is the latent before token i, as the latest row to reach it left it.
-    z = rnn.start(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
+    z = rnn.initial_state(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
     if state is not None:
         z[:, 0] = state
     cond = x.new_zeros(b, t, 0) if cond is None else cond
-    x, seen, level = x.clone(), x.clone(), matrix[0].clone()
+    x, context, level = x.clone(), x.clone(), matrix[0].clone()
     noises: dict[int, Tensor | None] = {}
     drawn = 0
-    acting = moves.any(1).tolist()
-    waves = _waves(moves)
+    acting = moving.any(1).tolist()
+    waves = _waves(moving)
     if not waves:
-        return Seen(x, x, matrix[-1])
+        return Trace(x, x, matrix[-1])
     # What depends on levels alone is looked up for all cells at once, wave after wave in one row.
     all_rows, all_tokens = torch.cat([rows for rows, _ in waves]), torch.cat([tokens for _, tokens in waves])
     sizes = [len(rows) for rows, _ in waves]
@@ -92,28 +93,28 @@ def wavefront(
     for wave, (rows, tokens) in enumerate(waves):
         while drawn <= int(rows.max()):  # rows draw their noise in order, as the plain loop does
             if acting[drawn]:
-                noises[drawn] = _draw(x, eta, hold, generator)
+                noises[drawn] = _draw(x, sampler, generator)
             drawn += 1
-        now = x[:, tokens]
-        feature = rnn.encode(model.scaled(now, levels[wave].alpha, levels[wave].sigma), embedded[wave], cond[:, tokens])
+        now, at = x[:, tokens], levels[wave]
+        feature = rnn.encode(scale(now, at.alpha, at.sigma), embedded[wave], cond[:, tokens])
         feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
-        pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, levels[wave].alpha, levels[wave].sigma)
+        pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, at.alpha, at.sigma)
         noise = None
-        if eta > 0 or hold == "resample":
+        if sampler.eta > 0 or sampler.hold == "resample":
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = step_between(now, pred, levels[wave], eta=eta, hold=hold, noise=noise, path=path)
+        stepped = solver_step(now, pred, at, sampler, noise)
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
-        if lift:
+        if min_context_level:
             k_next = matrix[rows + 1, tokens]
-            high = k_next >= lift
-            seen[:, tokens] = torch.where(expand(high, stepped), stepped, seen[:, tokens])
+            high = k_next >= min_context_level
+            context[:, tokens] = torch.where(expand(high, stepped), stepped, context[:, tokens])
             level[tokens] = torch.where(high, k_next, level[tokens])
-    return Seen(x, seen, level) if lift else Seen(x, x, matrix[-1])
+    return Trace(x, context, level) if min_context_level else Trace(x, x, matrix[-1])
 
 
-def _moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
+def moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
     """(m, t), True where a step gives the token a new value."""
     falls = matrix[1:] < matrix[:-1]
     if hold == "keep":
@@ -121,20 +122,20 @@ def _moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
     return falls | ((matrix[:-1] > 0) & (matrix[:-1] < levels))
 
 
-def _settled(moves: Tensor) -> Tensor:
+def _settled(moving: Tensor) -> Tensor:
     """(m,), how many tokens from the left move neither in this row nor in any later one."""
-    later = moves.flip(0).cummax(0).values.flip(0)
+    later = moving.flip(0).cummax(0).values.flip(0)
     return (~later).long().cumprod(1).sum(1)
 
 
-def _waves(moves: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _waves(moving: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Cells (rows, tokens) to compute together, wave after wave.
 
     A row computes from its first token that moves, or whose latent is out of date, to its last one that moves. A cell waits for the
     latent at its left, for its own token's last step, and for the reader of the latent that it is about to replace.
     """
-    m, t = moves.shape
-    where = moves.cpu().nonzero()
+    m, t = moving.shape
+    where = moving.cpu().nonzero()
     spans: dict[int, list[int]] = {}
     for row, token in where.tolist():
         spans.setdefault(row, []).append(token)
@@ -143,23 +144,23 @@ def _waves(moves: Tensor) -> list[tuple[Tensor, Tensor]]:
     valid = 0  # latents before tokens 0..valid are those of the current tokens
     waves: list[tuple[list[int], list[int]]] = []
     for row in range(m):
-        moving = spans.get(row)
-        if not moving:
+        span = spans.get(row)
+        if not span:
             continue
-        for token in range(min(valid, moving[0]), moving[-1] + 1):
+        for token in range(min(valid, span[0]), span[-1] + 1):
             wave = max(written[token] + 1, stepped[token] + 1, read[token + 1])
             written[token + 1] = stepped[token] = read[token] = wave
             while len(waves) < wave:
                 waves.append(([], []))
             waves[wave - 1][0].append(row)
             waves[wave - 1][1].append(token)
-        valid = moving[0]
-    device = moves.device
+        valid = span[0]
+    device = moving.device
     return [(torch.tensor(rows, device=device), torch.tensor(tokens, device=device)) for rows, tokens in waves]
 
 
-def _draw(x: Tensor, eta: float, hold: Hold, generator: Generator | None) -> Tensor | None:
-    if eta == 0 and hold == "keep":
+def _draw(x: Tensor, sampler: Sampler, generator: Generator | None) -> Tensor | None:
+    if sampler.eta == 0 and sampler.hold == "keep":
         return None
     return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
 

@@ -1,25 +1,135 @@
-"""The best linear guess of what noisy tokens hide, as something a network may read besides.
-
-Far from any known token, where everything is noisy, a token alone says next to nothing of where it is; a dozen neighbours together say a
-lot, since the sequence is smooth. Averaging over them, each by its own level, is what a Wiener filter does in closed form. A network
-learns it only slowly, and is better employed on what is not linear, such as walls.
-"""
+"""What makes a network's task easier without changing the model: input scaling, linear constraints, Wiener features."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .parameterization import Parameterization, Prediction, to_prediction
 
-class Smoother(nn.Module):
-    """Wiener smoothing of some numbers of a token over the whole sequence, given each token's amplitudes.
 
-    index: which numbers (s,); covariance: of each with itself so many tokens later (s, lags). Features: the estimates in units of their
-    standard deviation, and what a map over them is made of: `octaves` of sines and cosines of each and the products of those of
-    different numbers, in which any pattern of walls is nearly linear. A wave shrinks by how unsure its estimate is, to what one may
-    expect of the sine of something normally distributed (as mip-NeRF encodes positions, Barron et al. 2021).
+class Preconditioning(nn.Module):
+    """Scaling by variance, a linear constraint between tokens and Wiener features; each optional, and the identity by default.
+
+    variance: of each number of a token, (*event). Noise is the same for all numbers; where their variances differ widely, the network
+    reads and predicts in units in which each has variance 1 at every level. For v- and x0-prediction.
+    variance_weighting: power of its variance by which each number counts in the loss; 0: all alike.
+    constraint, smoother: for bidirectional models only.
+    """
+
+    variance: Tensor | None
+
+    def __init__(
+        self, variance: Tensor | None = None, *, variance_weighting: float = 0.0, constraint: LinearConstraint | None = None,
+        smoother: WienerSmoother | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if variance is not None and not (variance > 0).all():
+            raise ValueError("variance must be positive for each number of a token; let the codec drop numbers that never vary")
+        self.register_buffer("variance", None if variance is None else variance.float().clone())
+        self.variance_weighting = variance_weighting
+        self.constraint = constraint
+        self.smoother = smoother
+
+    @property
+    def needs_whole_sequence(self) -> bool:
+        """Whether predictions depend on all tokens at once, so that the past cannot be a state."""
+        return self.constraint is not None or self.smoother is not None
+
+    def check(self, parameterization: str, causal: bool) -> None:
+        """Raise unless a model of this parameterization and causality can have it."""
+        if self.variance is not None and parameterization == "eps":
+            raise ValueError("variance is for predicting v or x0; with parameterization='eps' leave it out")
+        if self.constraint is not None and (causal or self.variance is None):
+            raise ValueError("a linear constraint corrects earlier tokens by later ones, in proportion to their posterior variance: it "
+                             "needs a variance and a bidirectional backbone (causal=False)")  # fmt: skip
+        if self.smoother is not None and causal:
+            raise ValueError("a Wiener smoother reads later tokens; leave it out of a causal model")
+
+    def units(self, alpha: Tensor, sigma: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
+        """Standard deviation of noisy tokens, and the amplitudes of signal and noise in units of it."""
+        if self.variance is None:
+            return 1.0, alpha, sigma
+        size = (alpha**2 * self.variance + sigma**2).sqrt()
+        return size, alpha * self.variance.sqrt() / size, sigma / size
+
+    def scale(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """Noisy tokens as the network reads them."""
+        return x if self.variance is None else x / self.units(alpha, sigma)[0]
+
+    def normalized(self, x: Tensor) -> Tensor:
+        """Clean tokens in units in which each number has variance 1."""
+        return x if self.variance is None else x / self.variance.sqrt()
+
+    def build_cond(self, x: Tensor, alpha: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
+        """The condition with the smoother's features of the noisy tokens appended."""
+        if self.smoother is None:
+            return cond
+        return torch.cat([cond, self.smoother(x, _unbatched(alpha), _unbatched(sigma))], dim=-1)
+
+    def constrain(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        """The network's output for noisy tokens x, corrected so that the predicted clean tokens satisfy the constraint."""
+        if self.constraint is None:
+            return out
+        assert self.variance is not None
+        root = self.variance.sqrt()
+        size, own_alpha, own_sigma = self.units(alpha, sigma)
+        x0 = (out if parameterization == "x0" else own_alpha * x / size - own_sigma * out) * root
+        correction = self.constraint.correction(x0, self.variance * _unbatched(own_sigma) ** 2)
+        return out - root * own_sigma**2 * correction if parameterization == "x0" else out + own_sigma * root * correction
+
+    def to_prediction(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
+        """Clean tokens and noise predicted by the network's output for noisy tokens x."""
+        if self.variance is None:
+            return to_prediction(parameterization, out, x, alpha, sigma)
+        size, own_alpha, own_sigma = self.units(alpha, sigma)
+        within = to_prediction(parameterization, out, x / size, own_alpha, own_sigma)
+        return Prediction(torch.where(sigma == 0, x, within.x0 * self.variance.sqrt()), within.eps)
+
+    def weigh(self, error: Tensor) -> Tensor:
+        """Squared errors (b, t, *event), each number counted by its power of the variance."""
+        if not self.variance_weighting or self.variance is None:
+            return error
+        counts = self.variance**self.variance_weighting
+        return error * (counts / counts.mean())
+
+    def description(self) -> dict[str, Any]:
+        """Plain JSON from which `from_description` makes one of the same shapes."""
+        constraint, smoother = self.constraint, self.smoother
+        return {
+            "variance": None if self.variance is None else list(self.variance.shape),
+            "variance_weighting": self.variance_weighting,
+            "constraint": None if constraint is None else list(constraint.left.shape),
+            "smoother": None if smoother is None else {"shape": list(smoother.covariance.shape), "octaves": smoother.octaves},
+        }
+
+    @classmethod
+    def from_description(cls, variance: Any, variance_weighting: float, constraint: Any, smoother: Any) -> Preconditioning:
+        """The one described, its statistics still to be filled in."""
+        equations = numbers = None
+        if constraint is not None:
+            r, d = constraint
+            equations = LinearConstraint(torch.zeros(r, d), torch.zeros(r, d), torch.zeros(r), torch.ones(r))
+        if smoother is not None:
+            count, lags = smoother["shape"]
+            numbers = WienerSmoother(torch.zeros(count), torch.zeros(count, lags), smoother["octaves"])
+        whole = None if variance is None else torch.ones(variance)
+        return cls(whole, variance_weighting=variance_weighting, constraint=equations, smoother=numbers)
+
+
+class WienerSmoother(nn.Module):
+    """Wiener smoothing of some numbers of a token over the whole sequence, as additional input of a bidirectional network.
+
+    Far from any known token a single noisy token carries little information; a dozen neighbours together carry a lot, since sequences are
+    smooth. The linear estimate is known in closed form and slow to learn, so the network gets it and learns what is not linear.
+
+    index: (s,), which numbers; covariance: (s, lags), of each with itself so many tokens later. Features: the estimates in units of their
+    standard deviation, and `octaves` of sines and cosines of each with the products of those of different numbers, in which any map of the
+    plane is nearly linear. A wave shrinks with the variance of its estimate, to the expected sine of a Gaussian (the integrated positional
+    encoding of mip-NeRF, Barron et al. 2021).
     """
 
     index: Tensor
@@ -32,7 +142,7 @@ class Smoother(nn.Module):
         self.octaves = octaves
 
     @classmethod
-    def fit(cls, tokens: Tensor, numbers: Sequence[int], octaves: int = 5) -> Smoother:
+    def fit(cls, tokens: Tensor, numbers: Sequence[int], octaves: int = 5) -> WienerSmoother:
         """From tokens (n, t, d) of mean zero. numbers: which of a token's numbers to smooth."""
         n, t, _ = tokens.shape
         x = tokens[..., list(numbers)].double()
@@ -47,8 +157,8 @@ class Smoother(nn.Module):
     def forward(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
         """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1), or (1, t, 1) where all are alike. Returns features (b, t, width)."""
         with torch.autocast(x.device.type, enabled=False):  # a system of equations: half precision would not solve it
-            mean, variance = self.guess(x, alpha, sigma)
-        # Guidance differentiates by what is read here. Waves would answer with the slope of their ripples, far too steep.
+            mean, variance = self.posterior(x, alpha, sigma)
+        # Guidance differentiates through these features; the slope of the high octaves would swamp that of the estimate.
         frequency = torch.pi / 2 * 2.0 ** torch.arange(self.octaves, device=x.device)
         angle, faded = mean.detach()[..., None] * frequency, torch.exp(-0.5 * variance[..., None] * frequency**2)
         waves = torch.cat([torch.ones_like(mean)[..., None], angle.sin() * faded, angle.cos() * faded], dim=-1)  # (b, t, s, 1 + 2 octaves)
@@ -57,26 +167,33 @@ class Smoother(nn.Module):
             product = (product[..., None] * waves[..., number, None, :]).flatten(-2)
         return torch.cat([mean, product[..., 1:]], dim=-1)
 
-    def guess(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """Estimates (b, t, s) and how unsure they are, a variance (b or 1, t, s), in units of the numbers' own spread."""
+    def posterior(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean (b, t, s) and variance (b or 1, t, s) given the noisy tokens, in units of the numbers' standard deviation."""
         t = x.shape[1]
         if t > self.covariance.shape[1]:
-            raise ValueError(f"the model smooths over {self.covariance.shape[1]} tokens at most; got {t}")
+            raise ValueError(f"the smoother was fitted to sequences of {self.covariance.shape[1]} tokens; got {t}: use shorter sequences")
         size = self.covariance[:, 0]
         offset = (torch.arange(t, device=x.device)[:, None] - torch.arange(t, device=x.device)).abs()
         prior = self.covariance[:, offset] / size[:, None, None]  # (s, t, t)
         signal, noise = alpha[:, None, :, 0], sigma[:, None, :, 0] / size.sqrt()[:, None]
         # Of alpha x + noise: alpha_i alpha_j C_ij + sigma_i^2, which is well conditioned at every level but 0; hence the small addition.
-        told = signal[..., :, None] * signal[..., None, :] * prior + torch.diag_embed(noise**2 + 1e-3)
-        gain = torch.linalg.solve_ex(told, signal[..., None] * prior)[0]
-        seen = (x[..., self.index] / size.sqrt()).transpose(1, 2)  # (b, s, t)
-        mean = (seen[..., None, :] @ gain)[..., 0, :]
+        observed_cov = signal[..., :, None] * signal[..., None, :] * prior + torch.diag_embed(noise**2 + 1e-3)
+        gain = torch.linalg.solve_ex(observed_cov, signal[..., None] * prior)[0]
+        observed = (x[..., self.index] / size.sqrt()).transpose(1, 2)  # (b, s, t)
+        mean = (observed[..., None, :] @ gain)[..., 0, :]
         variance = 1 - (signal[..., None] * prior * gain).sum(-2)
         return mean.transpose(1, 2), variance.clamp(min=0).transpose(1, 2)
 
 
-class Joints(nn.Module):
-    """left @ token + right @ next token + offset = 0, up to noise of variance `slack`. left, right: (r, d); offset, slack: (r,)."""
+class LinearConstraint(nn.Module):
+    """Linear equations between neighbouring tokens: left @ token + right @ next token + offset = 0, up to noise of variance `slack`.
+
+    A token of several frames ends in a state from which the next token goes on. A network meets such a law only as accurately as it
+    predicts at all, which leaves a jump between tokens. Predictions are corrected in closed form instead: by as little as possible, each
+    number in proportion to its posterior variance, as a Kalman smoother does with an observation.
+
+    left, right: (r, d), r equations between tokens of d numbers. offset, slack: (r,).
+    """
 
     left: Tensor
     right: Tensor
@@ -87,41 +204,46 @@ class Joints(nn.Module):
         super().__init__()
         if left.ndim != 2 or left.shape != right.shape or offset.shape != slack.shape or offset.shape != left.shape[:1]:
             raise ValueError(
-                f"r laws between tokens of d numbers: left and right are (r, d), offset and slack (r,); "
+                f"r equations between tokens of d numbers: left and right are (r, d), offset and slack (r,); "
                 f"got {tuple(left.shape)}, {tuple(right.shape)}, {tuple(offset.shape)}, {tuple(slack.shape)}"
             )
         if not (slack > 0).all():
-            raise ValueError("slack is a variance and must be positive; a law that holds exactly gets a tiny one")
+            raise ValueError("slack is a variance and must be positive; an equation that holds exactly gets a tiny one")
         for name, value in (("left", left), ("right", right), ("offset", offset), ("slack", slack)):
             self.register_buffer(name, value.float().contiguous())
 
-    def broken(self, x0: Tensor) -> Tensor:
-        """By how much tokens (b, t, d) break each law, (b, t-1, r)."""
+    def residual(self, x0: Tensor) -> Tensor:
+        """Residuals of the equations for tokens (b, t, d): (b, t-1, r)."""
         return x0[:, :-1] @ self.left.T + x0[:, 1:] @ self.right.T + self.offset
 
-    def pull(self, x0: Tensor, left_open: Tensor) -> Tensor:
-        """The direction (b, t, d) along which tokens x0 (b, t, d) have to give way: x0 - left_open * pull obeys the laws.
+    def correction(self, x0: Tensor, posterior_variance: Tensor) -> Tensor:
+        """The direction (b, t, d) of the smallest correction: x0 - posterior_variance * correction satisfies the equations.
 
-        left_open: the variance that noise leaves open of each number, (b, t, d), or (1, t, d) where it is the same for all sequences.
+        x0: (b, t, d). posterior_variance: of each number given its noisy value, (b, t, d), or (1, t, d) where all sequences have the same.
         """
         if x0.shape[1] < 2:
             return torch.zeros_like(x0)
         with torch.autocast(x0.device.type, enabled=False):  # a system of equations: half precision would not solve it
             with torch.no_grad():  # by the levels alone
-                factor = torch.linalg.cholesky_ex(self._gram(left_open))[0]
-            force = torch.cholesky_solve(self.broken(x0).flatten(1)[..., None], factor)[..., 0].unflatten(1, (-1, len(self.offset)))
+                factor = torch.linalg.cholesky_ex(self._gram(posterior_variance))[0]
+            force = torch.cholesky_solve(self.residual(x0).flatten(1)[..., None], factor)[..., 0].unflatten(1, (-1, len(self.offset)))
             empty = x0.new_zeros(len(x0), 1, x0.shape[2])
             return torch.cat([force @ self.left, empty], dim=1) + torch.cat([empty, force @ self.right], dim=1)
 
-    def _gram(self, left_open: Tensor) -> Tensor:
-        """Covariance (b, r (t-1), r (t-1)) of how much the laws are broken, given what is open: each law shares a token with the next."""
-        b, t, _ = left_open.shape
+    def _gram(self, posterior_variance: Tensor) -> Tensor:
+        """Covariance (b, r (t-1), r (t-1)) of the residuals: neighbouring equations share a token."""
+        b, t, _ = posterior_variance.shape
         r = len(self.offset)
-        own = (self.left * left_open[:, :-1, None]) @ self.left.T + (self.right * left_open[:, 1:, None]) @ self.right.T
-        shared = (self.right * left_open[:, 1:-1, None]) @ self.left.T  # the token between joints i and i+1
-        gram = left_open.new_zeros(b, t - 1, t - 1, r, r)
-        at = torch.arange(t - 1, device=left_open.device)
+        own = (self.left * posterior_variance[:, :-1, None]) @ self.left.T + (self.right * posterior_variance[:, 1:, None]) @ self.right.T
+        shared = (self.right * posterior_variance[:, 1:-1, None]) @ self.left.T  # the token between equations i and i+1
+        gram = posterior_variance.new_zeros(b, t - 1, t - 1, r, r)
+        at = torch.arange(t - 1, device=posterior_variance.device)
         gram[:, at, at] = own + torch.diag(self.slack)
         gram[:, at[:-1], at[1:]] = shared
         gram[:, at[1:], at[:-1]] = shared.mT
         return gram.transpose(2, 3).reshape(b, (t - 1) * r, (t - 1) * r)
+
+
+def _unbatched(amplitude: Tensor) -> Tensor:
+    """(b, t, ...) to (1, t, ...) where all sequences are alike: what depends on levels only is then computed once."""
+    return amplitude[:1] if len(amplitude) > 1 and bool((amplitude == amplitude[:1]).all()) else amplitude

@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from .backbones import BACKBONES
 from .codecs import build_codec, describe_codec
 from .files import read_tensors, write_atomically
+from .preconditioning import Preconditioning
 from .schedule import NoiseSchedule, linear
 from .weighting import WEIGHTS
 
@@ -81,28 +81,24 @@ def describe(model: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "backbone": {"kind": kind, **getattr(model.backbone, "config", {})},
+        "backbone": {"kind": kind, **model.traits.config},
         "levels": model.schedule.levels,
         "parameterization": model.parameterization,
         "weight": weight,
         "clip": model.clip,
-        "variance": model.variance is not None and list(model.variance.shape),
-        "emphasis": model.emphasis,
-        "joints": model.joints and list(model.joints.left.shape),
-        "smoother": model.smoother and {"shape": list(model.smoother.covariance.shape), "octaves": model.smoother.octaves},
+        "preconditioning": model.preconditioning.description(),
         "codec": describe_codec(model.codec),
     }
 
 
 def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None = None) -> Model:
     """The model a config describes, with fresh weights."""
-    for key in ("backbone", "weight", "levels", "parameterization", "clip", "codec"):
+    for key in ("backbone", "weight", "levels", "parameterization", "clip", "preconditioning", "codec"):
         if key not in config:
             raise ValueError(f"{CONFIG} lacks {key!r}; it is not a complete description of a diffusion_forcing model")
     kind, options = _kind_and_options(config, "backbone")
     weight_kind, weight_options = _kind_and_options(config, "weight")
     levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
-    shape = config.get("variance")
     if not isinstance(levels, int) or not isinstance(clip, int | float | None):
         raise ValueError(f"{CONFIG} should give levels as a whole number and clip as a number or null; got {levels!r}, {clip!r}")
     if weight_kind not in WEIGHTS and weight_kind != "custom":
@@ -124,6 +120,10 @@ def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None =
         weight = WEIGHTS[weight_kind](**weight_options) if weight_kind in WEIGHTS else "uniform"
     except TypeError as error:
         raise ValueError(f"{CONFIG} gives the loss weight {weight_kind} options it does not have: {error}") from error
+    try:
+        preconditioning = Preconditioning.from_description(**config["preconditioning"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{CONFIG} does not describe the preconditioning properly: {error}") from error
     return cls(
         backbone,
         NoiseSchedule(linear(levels)),  # the curve itself is among the weights
@@ -131,29 +131,8 @@ def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None =
         weight=weight,
         clip=clip,
         codec=build_codec(codec),
-        variance=torch.ones(shape) if shape else None,
-        joints=_build_joints(config.get("joints")),
-        smoother=_build_smoother(config.get("smoother")),
-        emphasis=config.get("emphasis", 0.0),
+        preconditioning=preconditioning,
     )
-
-
-def _build_joints(shape: Any) -> Any:
-    from .preconditioning import Joints
-
-    if not shape:
-        return None
-    laws, width = shape
-    return Joints(torch.zeros(laws, width), torch.zeros(laws, width), torch.zeros(laws), torch.ones(laws))
-
-
-def _build_smoother(config: Any) -> Any:
-    from .preconditioning import Smoother
-
-    if not config:
-        return None
-    numbers, lags = config["shape"]
-    return Smoother(torch.zeros(numbers), torch.zeros(numbers, lags), config["octaves"])
 
 
 def _kind_and_options(config: dict[str, Any], key: str) -> tuple[str, dict[str, Any]]:

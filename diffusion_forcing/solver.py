@@ -1,35 +1,41 @@
-"""One step of sampling: each token from its level to the next, DDIM or ancestral."""
+"""One step of sampling: each token from its level to the next, by DDIM, ancestral sampling, or Euler steps in the angle."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from .parameterization import Prediction
+from .sampler import Hold, Sampler
 from .schedule import NoiseSchedule, expand
-
-Hold = Literal["keep", "resample"]
-Path = Literal["ddim", "angle"]
 
 
 def ddim_step(
     schedule: NoiseSchedule, x: Tensor, pred: Prediction, k: Tensor, k_next: Tensor, *,
-    eta: float = 0.0, hold: Hold = "keep", path: Path = "ddim", generator: Generator | None = None, noise: Tensor | None = None,
+    eta: float = 0.0, hold: Hold = "keep", generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Take each token of x (b, t, *event) from level k to k_next (both (b, t) or (t,)), given what the model predicts.
+    """Take each token of x (b, t, *event) from level k to k_next (both (b, t) or (t,)), given the model's prediction.
 
     eta: 0 deterministic (DDIM) to 1 ancestral (DDPM). hold: what happens to a token that stays at its level: it keeps its value, or
     is resampled (denoised and noised again to the same level). Levels 0 and K keep their value either way: the one is known, the
-    other white noise already. noise: draws to use instead of the generator's.
-    path: what is taken as constant during a deterministic step (eta=0): predicted token and noise ("ddim"), or the velocity between them,
-    with the angle atan(sigma / alpha) as the time ("angle"). The first is exact for tokens that are fully determined, and narrows others:
-    by 7 % in 16 steps where tokens are white. The second keeps the spread of tokens that are nearly white themselves.
+    other white noise already.
     """
-    if (eta > 0 or hold == "resample") and noise is None:
+    noise = None
+    if eta > 0 or hold == "resample":
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    return step_between(x, pred, amplitudes(schedule, k, k_next, x), eta=eta, hold=hold, noise=noise, path=path)
+    return solver_step(x, pred, amplitudes(schedule, k, k_next, x), Sampler(eta=eta, hold=hold), noise)
+
+
+def angle_step(x: Tensor, pred: Prediction, alpha: Tensor, sigma: Tensor, alpha_next: Tensor, sigma_next: Tensor) -> Tensor:
+    """An Euler step in the angle atan(sigma / alpha) between two levels, down or up: the velocity of x is taken as constant.
+
+    DDIM takes the predicted token and noise as constant instead, which is exact for tokens that are fully determined and narrows others:
+    by 7 % in 16 steps where tokens are white. This keeps the spread of tokens that are nearly white.
+    """
+    turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
+    return x + turned * (alpha * pred.eps - sigma * pred.x0)
 
 
 class Amplitudes(NamedTuple):
@@ -49,10 +55,9 @@ def amplitudes(schedule: NoiseSchedule, k: Tensor, k_next: Tensor, like: Tensor)
     return Amplitudes(*(expand(part, like) for part in (*tables, k_next < k, (k > 0) & (k < schedule.levels))))
 
 
-def step_between(
-    x: Tensor, pred: Prediction, levels: Amplitudes, *, eta: float, hold: Hold, noise: Tensor | None, path: Path = "ddim"
-) -> Tensor:
-    """`ddim_step` where levels have been looked up already."""
+def solver_step(x: Tensor, pred: Prediction, levels: Amplitudes, sampler: Sampler, noise: Tensor | None = None) -> Tensor:
+    """One step of a sampler's solver between the levels of `amplitudes`. noise: like x, where the sampler draws any."""
+    eta = sampler.eta
     alpha, sigma, alpha_next, sigma_next, falls, between = levels
     if eta > 0:
         assert noise is not None
@@ -60,28 +65,14 @@ def step_between(
         backward = (sigma_next / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
         fresh = eta * torch.where(sigma > 0, backward, torch.zeros_like(sigma)).clamp(min=0).sqrt()
         stepped = alpha_next * pred.x0 + (sigma_next**2 - fresh**2).clamp(min=0).sqrt() * pred.eps + fresh * noise
-    elif path == "angle":
-        stepped = turn(x, pred, alpha, sigma, alpha_next, sigma_next)
+    elif sampler.solver == "euler_angle":
+        stepped = angle_step(x, pred, alpha, sigma, alpha_next, sigma_next)
     else:
         stepped = alpha_next * pred.x0 + sigma_next * pred.eps
     if pred.grad is not None:
         stepped = stepped + sigma * (sigma - sigma_next) * pred.grad
     held = x
-    if hold == "resample":
+    if sampler.hold == "resample":
         assert noise is not None
         held = torch.where(between, alpha * pred.x0 + sigma * noise, x)
     return torch.where(falls, stepped, held)
-
-
-def turn(x: Tensor, pred: Prediction, alpha: Tensor, sigma: Tensor, alpha_next: Tensor, sigma_next: Tensor) -> Tensor:
-    """The path by angle between two levels, down or up: the velocity of x is taken as constant."""
-    turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
-    return x + turned * (alpha * pred.eps - sigma * pred.x0)
-
-
-class Seen(NamedTuple):
-    """x: sampled tokens; seen, level: the tokens as later ones are to see them, and the level to label them with."""
-
-    x: Tensor
-    seen: Tensor
-    level: Tensor

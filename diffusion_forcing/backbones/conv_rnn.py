@@ -1,5 +1,5 @@
 """The paper's backbone for video: a U-Net reads the noisy frame and the latent, a convolutional GRU updates the latent, a small
-network looks at it.
+network decodes it.
 
     u_t = unet(x_t, z_{t-1}; k_t, cond_t);   z_t = GRU(u_t, z_{t-1});   out_t = observe(z_t)
 
@@ -51,63 +51,63 @@ class ConvRNN(nn.Module):
         self.latent, self.size = latent, event[1:]
         width = 4 * channels
         self.level = LevelEmbedding(width, levels)
-        self.told = nn.Linear(cond, width) if cond else None
+        self.cond_proj = nn.Linear(cond, width) if cond else None
         self.unet = UNet(event[0] + latent, latent, channels, tuple(scales), blocks, width)
         self.gates = nn.Conv2d(2 * latent, 2 * latent, 3, padding=1)
         self.candidate = nn.Conv2d(2 * latent, latent, 3, padding=1)
         self.observe = Residual(latent, max(latent, channels // 2), width)
-        self.leave = zeroed(nn.Conv2d(max(latent, channels // 2), event[0], 3, padding=1))
+        self.proj_out = zeroed(nn.Conv2d(max(latent, channels // 2), event[0], 3, padding=1))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x: (b, t, c, h, w); k: (b, t); cond: (b, t, a). Returns out like x and the latent after the last token."""
-        said = self.embed(k, cond)
-        z = self.start(x) if state is None else state
+        embedding = self.embed(k, cond)
+        z = self.initial_state(x) if state is None else state
         latents = []
         for t in range(x.shape[1]):
-            z = self.step(x[:, t], said[:, t], z)
+            z = self.step(x[:, t], embedding[:, t], z)
             latents.append(z)
-        return self.predict(torch.stack(latents, dim=1), said), z
+        return self.predict(torch.stack(latents, dim=1), embedding), z
 
-    def start(self, x: Tensor) -> Tensor:
+    def initial_state(self, x: Tensor) -> Tensor:
         """The latents before the first token: zeros (b, latent, h, w)."""
         return x.new_zeros(len(x), self.latent, *self.size)
 
     def embed(self, k: Tensor, cond: Tensor) -> Tensor:
         """Levels and conditions as vectors, (b, t, width)."""
-        said = self.level(k)
-        return said if self.told is None else said + self.told(cond)
+        embedding = self.level(k)
+        return embedding if self.cond_proj is None else embedding + self.cond_proj(cond)
 
-    def step(self, x: Tensor, said: Tensor, z: Tensor) -> Tensor:
+    def step(self, x: Tensor, embedding: Tensor, z: Tensor) -> Tensor:
         """The latent after one token x (n, c, h, w) of n sequences, from the one before."""
-        u = self.unet(torch.cat([x, z], dim=1), said)
+        u = self.unet(torch.cat([x, z], dim=1), embedding)
         reset, update = self.gates(torch.cat([u, z], dim=1)).sigmoid().chunk(2, dim=1)
         new = self.candidate(torch.cat([u, reset * z], dim=1)).tanh()
         return update * z + (1 - update) * new  # not lerp, which mixed precision has no rule for
 
-    def predict(self, z: Tensor, said: Tensor) -> Tensor:
-        """The observation model: latents (b, t, latent, h, w) to the network's output."""
-        seen = self.observe(z.flatten(0, 1), said.flatten(0, 1))
-        return self.leave(F.silu(seen)).unflatten(0, z.shape[:2])
+    def predict(self, z: Tensor, embedding: Tensor) -> Tensor:
+        """Decode latents (b, t, latent, h, w) to the network's output."""
+        features = self.observe(z.flatten(0, 1), embedding.flatten(0, 1))
+        return self.proj_out(F.silu(features)).unflatten(0, z.shape[:2])
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
-        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
-        past, z = self.embed(past_k, cond), self.start(x)
+        """Each token x_t at level k_t given a past at other levels: tokens past_x at levels past_k. All t at once."""
+        past, z = self.embed(past_k, cond), self.initial_state(x)
         before = []
         for t in range(x.shape[1]):
             before.append(z)
             if t < x.shape[1] - 1:
                 z = self.step(past_x[:, t], past[:, t], z)
-        said = self.embed(k, cond)
-        latents = self.step(x.flatten(0, 1), said.flatten(0, 1), torch.stack(before, dim=1).flatten(0, 1))
-        return self.predict(latents.unflatten(0, x.shape[:2]), said)
+        embedding = self.embed(k, cond)
+        latents = self.step(x.flatten(0, 1), embedding.flatten(0, 1), torch.stack(before, dim=1).flatten(0, 1))
+        return self.predict(latents.unflatten(0, x.shape[:2]), embedding)
 
 
 class UNet(nn.Module):
-    """A picture down to a small one and up again, with what was seen on the way down beside it; attention where it is smallest."""
+    """A picture down to a small one and up again, with skip connections; attention where it is smallest."""
 
     def __init__(self, inside: int, outside: int, channels: int, scales: tuple[int, ...], blocks: int, width: int) -> None:
         super().__init__()
-        self.enter = nn.Conv2d(inside, channels, 3, padding=1)
+        self.proj_in = nn.Conv2d(inside, channels, 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         have, kept = channels, [channels]
         for size, scale in enumerate(scales):
@@ -124,41 +124,41 @@ class UNet(nn.Module):
                 self.up.append(Residual(have + kept.pop(), channels * scale, width))
                 have = channels * scale
             if size:
-                self.up.append(Larger(have))
+                self.up.append(Upsample(have))
         self.norm = nn.GroupNorm(_groups(have), have)
-        self.leave = nn.Conv2d(have, outside, 3, padding=1)
+        self.proj_out = nn.Conv2d(have, outside, 3, padding=1)
 
-    def forward(self, x: Tensor, said: Tensor) -> Tensor:
-        x = self.enter(x)
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        x = self.proj_in(x)
         kept = [x]
         for part in self.down:
-            x = part(x, said) if isinstance(part, Residual) else part(x)
+            x = part(x, embedding) if isinstance(part, Residual) else part(x)
             kept.append(x)
         for part in self.middle:
-            x = part(x, said) if isinstance(part, Residual) else part(x)
+            x = part(x, embedding) if isinstance(part, Residual) else part(x)
         for part in self.up:
-            x = part(torch.cat([x, kept.pop()], dim=1), said) if isinstance(part, Residual) else part(x)
-        return self.leave(F.silu(self.norm(x)))
+            x = part(torch.cat([x, kept.pop()], dim=1), embedding) if isinstance(part, Residual) else part(x)
+        return self.proj_out(F.silu(self.norm(x)))
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut, shifted and scaled by what is said of the token, (n, width)."""
+    """Two convolutions beside a shortcut, shifted and scaled by the token's embedding (n, width)."""
 
     def __init__(self, inside: int, outside: int, width: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.GroupNorm(_groups(inside), inside), nn.GroupNorm(_groups(outside), outside)
         self.conv1, self.conv2 = nn.Conv2d(inside, outside, 3, padding=1), zeroed(nn.Conv2d(outside, outside, 3, padding=1))
-        self.said = nn.Linear(width, 2 * outside)
+        self.modulate = nn.Linear(width, 2 * outside)
         self.shortcut = nn.Conv2d(inside, outside, 1) if inside != outside else nn.Identity()
 
-    def forward(self, x: Tensor, said: Tensor) -> Tensor:
-        shift, scale = self.said(F.silu(said))[..., None, None].chunk(2, dim=1)
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        shift, scale = self.modulate(F.silu(embedding))[..., None, None].chunk(2, dim=1)
         inner = self.conv1(F.silu(self.norm1(x)))
         return self.shortcut(x) + self.conv2(F.silu(self.norm2(inner) * (1 + scale) + shift))
 
 
 class Attention(nn.Module):
-    """Each place looks at all others of its frame."""
+    """Self-attention among the places of a frame."""
 
     def __init__(self, channels: int, head: int = 32) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = rearrange(self.qkv(self.norm(x)), "n (s a e) h w -> s n a (h w) e", s=3, a=self.heads)
-        seen = F.scaled_dot_product_attention(query, key, value)
-        return x + self.project(rearrange(seen, "n a (h w) e -> n (a e) h w", h=x.shape[-2]))
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return x + self.project(rearrange(attended, "n a (h w) e -> n (a e) h w", h=x.shape[-2]))
 
 
-class Larger(nn.Module):
-    """Twice the size."""
+class Upsample(nn.Module):
+    """Nearest-neighbour upsampling by two, then a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

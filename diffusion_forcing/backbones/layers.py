@@ -48,7 +48,7 @@ class ResidualMLP(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary positions: queries and keys are turned by an angle proportional to their position, so scores see distances only."""
+    """Rotary positions: queries and keys are rotated by an angle proportional to their position, so scores see distances only."""
 
     frequencies: Tensor
 
@@ -78,13 +78,13 @@ class Modulated(nn.Module):
         self.register_buffer("base", torch.tensor([0.0, 1, 1, 0, 1, 1])[:, None], persistent=False)
 
     def modulations(self, level: Sequence[Tensor]) -> list[Tensor]:
-        """What the levels ask for with this block's own share added; scales and gates count from 1."""
+        """Modulations of the tokens' levels plus this block's own; scales and gates count from 1."""
         own = self.modulation.unflatten(0, (6, -1)) + self.base
-        return [asked + mine for asked, mine in zip(level, own, strict=True)]
+        return [shared + bias for shared, bias in zip(level, own, strict=True)]
 
 
 def zeroed(layer: Layer) -> Layer:
-    """A layer that outputs zeros until it has learned otherwise."""
+    """A layer that outputs zeros at first."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -20,10 +20,11 @@ class RNN(nn.Module):
     """Residual MLP and stacked GRU over vector tokens. Causal. State: (b, layers, hidden), the latents z.
 
     width: numbers a token; cond: width of the per-token condition; hidden: width of the latent; layers: GRUs on top of each
-    other, each adding to what the one below says; blocks: residual MLPs before and after.
+    other, each adding to the output of the one below; blocks: residual MLPs before and after.
     """
 
     causal = True
+    wavefront = True
     stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
 
     def __init__(self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000) -> None:
@@ -35,11 +36,11 @@ class RNN(nn.Module):
         self.layers = layers
         self.hidden = hidden
         self.level = LevelEmbedding(hidden, levels)
-        self.enter = nn.Linear(width + cond, hidden)
+        self.proj_in = nn.Linear(width + cond, hidden)
         self.encoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)))
         self.grus = nn.ModuleList(nn.GRU(hidden, hidden, batch_first=True) for _ in range(layers))
         self.decoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)), nn.LayerNorm(hidden))
-        self.leave = zeroed(nn.Linear(hidden, width))
+        self.proj_out = zeroed(nn.Linear(hidden, width))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x: (b, t, width); k: (b, t); cond: (b, t, c). Returns (b, t, width) and the latents after the last token."""
@@ -54,7 +55,7 @@ class RNN(nn.Module):
 
     def encode(self, x: Tensor, level: Tensor, cond: Tensor) -> Tensor:
         """The noisy token, its embedded level and its condition as one feature: (b, t, hidden). Needs no past."""
-        return self.encoder(self.enter(torch.cat([x, cond], dim=-1)) + level)
+        return self.encoder(self.proj_in(torch.cat([x, cond], dim=-1)) + level)
 
     def step(self, feature: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """One token of n sequences: feature (n, hidden), latents z (n, layers, hidden). Returns (n, hidden) and new latents."""
@@ -67,14 +68,14 @@ class RNN(nn.Module):
 
     def predict(self, feature: Tensor) -> Tensor:
         """The observation model: from feature and latent to the network's output."""
-        return self.leave(self.decoder(feature))
+        return self.proj_out(self.decoder(feature))
 
-    def start(self, n: int) -> Tensor:
+    def initial_state(self, n: int) -> Tensor:
         """The latents before the first token of n sequences: zeros (n, layers, hidden)."""
-        return self.leave.weight.new_zeros(n, self.layers, self.hidden)
+        return self.proj_out.weight.new_zeros(n, self.layers, self.hidden)
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
-        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once."""
+        """Each token x_t at level k_t given a past at other levels: tokens past_x at levels past_k. All t at once."""
         past = self.encode(past_x, self.level(past_k), cond)
         feature = self.encode(x, self.level(k), cond)
         for gru in self.grus:

@@ -1,7 +1,7 @@
-"""A transformer over noisy tokens: causal with a KV cache, or seeing everything.
+"""A transformer over noisy tokens: causal with a KV cache, or bidirectional.
 
-Seeing everything, causality comes from noise alone: a future token at level K says nothing about itself, one at level 0
-everything, one in between a little (the paper's appendix on transformer backbones).
+Bidirectional attention sees the future only as far as noise lets it: a token at level K carries no information, one at level 0
+all, one in between a little (the paper's appendix on transformer backbones).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask = Tensor | Literal["causal"] | None  # True where attention is allowed; Non
 
 
 class Past(NamedTuple):
-    """Committed tokens as they were given, for a model that sees everything: x (b, n, width), k (b, n), cond (b, n, c)."""
+    """Committed tokens as they were given, for a bidirectional model: x (b, n, width), k (b, n), cond (b, n, c)."""
 
     x: Tensor
     k: Tensor
@@ -34,7 +34,7 @@ class Transformer(nn.Module):
 
     causal: attend backwards only. State then: a KV cache for each block.
     Otherwise the state is the past itself, read again at each call.
-    window: a token attends to itself and the window-1 before it (a model that sees everything keeps that many past tokens), so a
+    window: a token attends to itself and the window-1 before it (a bidirectional model keeps that many past tokens), so a
     roll-out costs O(window) a token and stays within distances seen in training. None: unlimited.
     """
 
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         }  # fmt: skip
         self.causal = causal
         self.window = window
-        self.enter = nn.Linear(width + cond, hidden)
+        self.proj_in = nn.Linear(width + cond, hidden)
         self.level = LevelEmbedding(hidden, levels)
         # One projection serves the modulation of all blocks; each block only adds a bias of its own. A projection a block would
         # cost half as much again as the block itself, since levels differ from token to token.
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
         self.rotary = Rotary(hidden // heads)
         self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
         self.final = nn.LayerNorm(hidden)
-        self.leave = zeroed(nn.Linear(hidden, width))
+        self.proj_out = zeroed(nn.Linear(hidden, width))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """x: (b, t, width); k: (b, t); cond: (b, t, c). Returns (b, t, width) and the state after the last token."""
@@ -90,10 +90,10 @@ class Transformer(nn.Module):
     def embed(self, x: Tensor, k: Tensor, cond: Tensor) -> tuple[Tensor, Modulation]:
         """Tokens (b, t, hidden) and the six modulations (b, t, hidden) that their levels ask for."""
         level = self.level(k)
-        return self.enter(torch.cat([x, cond], dim=-1)) + level, self.modulate(F.silu(level)).chunk(6, dim=-1)
+        return self.proj_in(torch.cat([x, cond], dim=-1)) + level, self.modulate(F.silu(level)).chunk(6, dim=-1)
 
     def predict(self, hidden: Tensor) -> Tensor:
-        return self.leave(self.final(hidden))
+        return self.proj_out(self.final(hidden))
 
     def recent(self, cache: Cache) -> Cache:
         """The part of a cache that a later token may still attend to: the last window-1 tokens."""
@@ -110,12 +110,14 @@ class Transformer(nn.Module):
         return (distance >= 0) & (distance < (self.window or before + t))
 
     def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
-        """Each token x_t at level k_t given a past that reads differently: tokens past_x at levels past_k. All t at once.
+        """Each token x_t at level k_t given a past at other levels: tokens past_x at levels past_k. All t at once.
 
         Two streams: the past attends to the past as usual; each token attends to the past before it and to itself.
         """
         if not self.causal:
-            raise ValueError("a past of its own for each token needs a causal transformer; set causal=True, or draw levels otherwise")
+            raise ValueError(
+                "a separate past for each token (teacher forcing) needs a causal transformer; set causal=True, or another draw"
+            )
         t = x.shape[1]
         past, past_level = self.embed(past_x, past_k, cond)
         hidden, level = self.embed(x, k, cond)
@@ -125,7 +127,7 @@ class Transformer(nn.Module):
         causal = self.mask(t, 0, x.device)
         for block in self.blocks:
             past, keys_values = block(past, past_level, self.rotary, None, causal)
-            hidden = block.beside(  # type: ignore[operator]
+            hidden = block.cross_stream(  # type: ignore[operator]
                 hidden, level, self.rotary, keys_values, mask
             )
         return self.predict(hidden)
@@ -150,12 +152,12 @@ class Block(Modulated):
         query, key, value = self.heads_of(x, shift, scale)
         if cache is not None:
             key, value = torch.cat([cache[0], key], dim=-2), torch.cat([cache[1], value], dim=-2)
-        # Keys are cached unturned: positions count from the oldest token kept, and never grow large in an endless roll-out.
+        # Keys are cached without rotary positions: these count from the oldest token kept, and never grow large in an endless roll-out.
         start = key.shape[-2] - query.shape[-2]
         attended = attend(rotary(query, start), rotary(key), value, mask)
         return self.mlp(torch.addcmul(x, gate, self.project(attended)), *mlp), (key, value)
 
-    def beside(self, x: Tensor, level: Modulation, rotary: Rotary, past: Cache, mask: Tensor) -> Tensor:
+    def cross_stream(self, x: Tensor, level: Modulation, rotary: Rotary, past: Cache, mask: Tensor) -> Tensor:
         """Tokens that attend to another stream's keys and to themselves. mask: (t, 2t) over [past, themselves]."""
         shift, scale, gate, *mlp = self.modulations(level)
         query, key, value = self.heads_of(x, shift, scale)

@@ -18,7 +18,7 @@ from ..backbones import RNN, ConvRNN, SpaceTime, Transformer
 from ..checks import check_options
 from ..model import DiffusionForcing
 from ..parameterization import Parameterization
-from ..preconditioning import Joints, Smoother
+from ..preconditioning import LinearConstraint, Preconditioning, WienerSmoother
 from ..registry import load
 from ..schedule import CURVES, LEVELS, NoiseSchedule
 from ..video.codec import Patches
@@ -77,13 +77,11 @@ class SpaceTimeConfig:
     """Attention heads; must divide hidden."""
     window: int = 8
     """Tokens a token sees, itself included."""
-    every: int = 3
+    full_attention_every: int = 3
     """Each so many blocks one sees the whole window; the others see two tokens."""
-    turned: bool = False
-    """Queries and keys are turned by where they are, so that attention sees how far apart two places lie (rotary positions in 2D)."""
-    moved: bool = False
+    warp: bool = False
     """A guess of each token by moving pixels of the last frame before it, which the network reads; for tokens of patches."""
-    straight: bool = False
+    input_skip: bool = False
     """Noisy tokens also go straight to the output, as much of each of their numbers as their level asks for: learned sooner."""
 
     def build(
@@ -91,15 +89,15 @@ class SpaceTimeConfig:
     ) -> SpaceTime:
         """codec, variance: of the tokens, where pixels are moved."""
         options = dataclasses.asdict(self)
-        if not options.pop("moved"):
+        if not options.pop("warp"):
             return SpaceTime(event, cond, levels=levels, **options)
         patches = getattr(codec, "patches", codec)
         if not isinstance(patches, Patches):
             raise ValueError(f"pixels are moved where tokens are patches of frames; these are {type(codec).__name__}: set "
-                             "--model.backbone.no-moved")  # fmt: skip
-        backbone = SpaceTime(event, cond, levels=levels, moved=(patches.stack, patches.patch), **options)
-        assert backbone.moved is not None
-        backbone.moved.fit(patches, variance)
+                             "--model.backbone.no-warp")  # fmt: skip
+        backbone = SpaceTime(event, cond, levels=levels, warp=(patches.stack, patches.patch), **options)
+        assert backbone.warp is not None
+        backbone.warp.fit(patches, variance)
         return backbone
 
 
@@ -144,26 +142,26 @@ class ModelConfig:
     """Of fused_snr: frames in a token; None: as many as the task stacks."""
     clip: float | None = None
     """Bound on |x0| when sampling, in encoded units."""
-    emphasis: float = 0.0
+    variance_weighting: float = 0.0
     """By which power of its variance each number of a token counts in the loss; 0: all alike. x0 then comes in units of its spread."""
 
     def build(
-        self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, joints: Joints | None = None,
-        smoother: Smoother | None = None,
+        self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, constraint: LinearConstraint | None = None,
+        smoother: WienerSmoother | None = None,
     ) -> DiffusionForcing:  # fmt: skip
         """A fresh model for tokens of a shape, or of so many numbers, with conditions of `cond` numbers.
 
-        joints, smoother: for a model that sees everything.
+        constraint, smoother: for a model that sees everything.
         """
-        known = self.parameterization == "v" or (self.parameterization == "x0" and self.emphasis)
+        known = self.parameterization == "v" or (self.parameterization == "x0" and self.variance_weighting)
         variance = getattr(codec, "variance", None) if known else None
-        if self.emphasis and variance is None and codec is not None:
-            raise ValueError("emphasis counts numbers by their variance, of which these tokens say nothing, or which predicting eps cannot "
-                             f"use; got {self.emphasis}, set --model.emphasis 0")  # fmt: skip
+        if self.variance_weighting and variance is None and codec is not None:
+            raise ValueError("variance_weighting needs tokens of known variance, and v- or x0-prediction, to count numbers by it; "
+                             f"got {self.variance_weighting}, set --model.variance-weighting 0")  # fmt: skip
         if getattr(self.backbone, "causal", True):
-            joints, smoother = None, None
+            constraint, smoother = None, None
         if variance is None:
-            joints = None
+            constraint = None
         cond += smoother.width if smoother is not None else 0
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
@@ -185,7 +183,7 @@ class ModelConfig:
         weight = weights[self.weight]
         return DiffusionForcing(
             backbone, schedule, parameterization=self.parameterization, weight=weight, clip=self.clip, codec=codec,
-            variance=variance, joints=joints, smoother=smoother, emphasis=self.emphasis,
+            preconditioning=Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=smoother),
         )  # fmt: skip
 
 
@@ -258,7 +256,7 @@ class TrainConfig:
     of the past, each at its own level. By SpaceTime that past is half of the work where there is one, a quarter where there are three;
     other backbones read it for each."""
     moving: int = 800
-    """Of networks that move pixels (--model.backbone.moved): steps in which they learn that first, alone. 0: with all the rest."""
+    """Of networks that move pixels (--model.backbone.warp): steps in which they learn that first, alone. 0: with all the rest."""
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
     init: str | None = None

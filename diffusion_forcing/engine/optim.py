@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+EDGES = {"proj_in", "proj_out", "skip_warp", "skip_input", "level", "position", "age", "warp"}
+"""Parts of a network at its input and output, which Muon leaves to AdamW."""
+
 
 class Muon(Optimizer):
     """Momentum whose step is made orthogonal: every direction of a weight matrix moves equally far.
@@ -71,11 +74,7 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
 def build(model: nn.Module, kind: str, lr: float, muon_lr: float, weight_decay: float) -> list[Optimizer]:
     """The optimisers of a model. Muon takes the matrices between hidden layers; entries, exits, tables and vectors get AdamW."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    inner = {
-        name
-        for name, p in named
-        if kind == "muon" and p.ndim == 2 and not any(part in name for part in ("enter", "leave", "level", "place", "ago", "moved"))
-    }
+    inner = {name for name, p in named if kind == "muon" and p.ndim == 2 and not EDGES & set(name.split("."))}
     rest = [p for name, p in named if name not in inner]
     optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)]
     if inner:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Generator, Tensor, nn
 
-from ..preconditioning import Joints, Smoother
+from ..preconditioning import LinearConstraint, WienerSmoother
 from ..windows import Batch
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class TaskData:
     train: Source
     valid: Source
     codec: nn.Module | None = None
-    joints: Joints | None = None
+    constraint: LinearConstraint | None = None
     """Laws that tie each token to the next, for models that see everything."""
-    smoother: Smoother | None = None
+    smoother: WienerSmoother | None = None
     """Linear guesses, for models that see everything."""
 
 

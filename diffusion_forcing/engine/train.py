@@ -79,7 +79,9 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
             assert begun is not None
             model = experiment.model.teach(begun).to(here.device)
         else:
-            model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.joints, data.smoother).to(here.device)
+            model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother).to(
+                here.device
+            )
             if begun is not None:
                 _take_over(model, begun, str(config.init), bool(getattr(experiment.task, "free", 0)))
         clock = Clock(config)
@@ -212,15 +214,15 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free
     """
     wanted, found = describe(model), describe(begun)
     grows = moves(model) and not moves(begun)
-    straightens = bool(wanted["backbone"].get("straight")) and not found["backbone"].get("straight", True)
+    straightens = bool(wanted["backbone"].get("input_skip")) and not found["backbone"].get("input_skip", True)
     if grows:
-        found["backbone"]["moved"] = wanted["backbone"].get("moved")
+        found["backbone"]["warp"] = wanted["backbone"].get("warp")
     if straightens:
-        found["backbone"]["straight"] = True
+        found["backbone"]["input_skip"] = True
     told = found["backbone"].get("cond", 0)
     if freed := free and bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
         found["backbone"]["cond"] = told + 1
-    for name in ("backbone", "levels", "parameterization", "variance"):
+    for name in ("backbone", "levels", "parameterization", "preconditioning"):
         if wanted[name] != found[name]:
             raise ValueError(
                 f"the weights of {init} do not fit this model: {name} is {found[name]} there and {wanted[name]} here; use the same --model "
@@ -231,9 +233,9 @@ def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free
     weights = begun.state_dict()
     if grows:
         backbone: Any = model.backbone
-        weights["backbone.enter.weight"] = backbone.grown(weights["backbone.enter.weight"])
+        weights["backbone.proj_in.weight"] = backbone.widened(weights["backbone.proj_in.weight"])
     if freed:  # which counts nothing yet
-        weights["backbone.told.weight"] = nn.functional.pad(weights["backbone.told.weight"], (0, 1))
+        weights["backbone.cond_proj.weight"] = nn.functional.pad(weights["backbone.cond_proj.weight"], (0, 1))
     model.load_state_dict(weights, strict=not (grows or straightens))
 
 
@@ -258,7 +260,7 @@ def _step(
     for part in range(config.accumulate):
         rows = slice(mine[part * share], mine[part * share] + share)
         batch, noise, k, past, imagined = _read(data, windows[rows], drawn.of(rows), here, _schedule_levels(module))
-        extra = {} if imagined is None else {"imagined": imagined}  # which a painter knows nothing of
+        extra = {} if imagined is None else {"self_context": imagined}  # which a painter knows nothing of
         with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
             losses = module(batch.x, k, batch.cond, noise=noise, past=past, **extra).unflatten(0, (share, config.looks))
         losses = losses * batch.mask[:, None]
@@ -312,7 +314,7 @@ def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generato
         k[given.repeat_interleave(looks), :known] = 0
         if past is not None:
             past[given, :known] = 0
-    imagined = levels.imagined(k, top, config.imagined, generator) if config.imagined else None
+    imagined = levels.self_context_levels(k, top, config.imagined, generator) if config.imagined else None
     if imagined is not None and config.given:
         imagined[given, :known] = 0  # what is given is the truth
     return Drawn(noise, k, past, kept, imagined)

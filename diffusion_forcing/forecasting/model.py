@@ -25,10 +25,10 @@ from torch import Generator, Tensor
 from ..files import write_atomically
 from ..guidance import guide
 from ..likelihood import elbo
-from ..matrix import by_name, full_sequence, pin
+from ..matrix import full_sequence, pin
 from ..model import DiffusionForcing
-from ..sampling import sample
-from ..solver import turn
+from ..sampling import Sampler, sample
+from ..solver import angle_step
 from .windows import Array, Covariates, Normal, timely, told, told_jointly
 
 Reward = Callable[[Tensor], Tensor]  # values (n, h, d) -> score (n,), differentiable
@@ -62,8 +62,7 @@ class Sampling:
             raise ValueError(f"schedule is autoregressive, pyramid or full_sequence; got {self.schedule!r}")
 
     def matrix(self, model: DiffusionForcing, horizon: int) -> Tensor:
-        ladder = model.schedule.ladder(min(self.steps, model.schedule.levels))
-        return by_name(self.schedule, horizon, ladder, self.slope)
+        return Sampler(self.steps, self.schedule, self.slope).matrix_for(model.schedule, horizon)
 
 
 @dataclass(eq=False)
@@ -240,8 +239,8 @@ class SeriesModel:
 
             denoise = guide(denoise, self.model.schedule, of_tokens, sampling.scale)
         x = noise if self.joint else noise.permute(2, 0, 1).reshape(d * n, horizon, 1)
-        matrix = sampling.matrix(self.model, horizon)
-        x = sample(denoise, self.model.schedule, x, matrix, eta=sampling.eta, path="ddim" if sampling.eta else "angle", generator=generator)
+        sampler = Sampler(solver="ddim" if sampling.eta else "euler_angle", eta=sampling.eta).along(sampling.matrix(self.model, horizon))
+        x = sample(denoise, self.model.schedule, x, sampler, generator=generator)
         return self.normal.decode(self._stepwise(x, d).double(), believed, later).numpy()
 
     def _stepwise(self, x: Tensor, d: int) -> Tensor:
@@ -282,7 +281,8 @@ class SeriesModel:
             matrix = pin(matrix, (~absent).nonzero()[:, 0].tolist())
             x = tokens.repeat(sampling.samples, 1, 1)
             x = torch.where(absent[None, :, None], torch.randn(x.shape, generator=generator), x)
-            x = sample(self.model.denoiser(cond.repeat(sampling.samples, 1, 1)), self.model.schedule, x, matrix, path="angle")
+            sampler = Sampler(solver="euler_angle").along(matrix)
+            x = sample(self.model.denoiser(cond.repeat(sampling.samples, 1, 1)), self.model.schedule, x, sampler)
             steps = np.arange(first, last)
             own = self._only(np.array([series])).normal
             expected = own.lagged(own.filled(own.standard(now[:, [series]])), first, last) @ own.weights
@@ -363,7 +363,7 @@ class SeriesModel:
             else:
                 mixed = torch.where(ahead[None, :, None], x, torch.where(gone[..., None], white, seen))
                 pred = self.model.predict(mixed, torch.where(ahead, k, levels), cond)
-            x = turn(x, pred, *(f(torch.tensor(k)) for k in (low, high) for f in (schedule.alpha, schedule.sigma)))
+            x = angle_step(x, pred, *(f(torch.tensor(k)) for k in (low, high) for f in (schedule.alpha, schedule.sigma)))
         out = x[:, origin - first :, 0].T.double().numpy()
         return np.where(gone[:, origin - first :].T.numpy(), np.nan, out)
 

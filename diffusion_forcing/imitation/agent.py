@@ -22,7 +22,7 @@ from ..engine.config import from_dict, read_json
 from ..engine.pretrained import model_folder
 from ..matrix import full_sequence
 from ..model import DiffusionForcing
-from ..sampling import Past, sample
+from ..sampling import Context, Memory, sample
 from ..schedule import expand
 from .image_tokens import ImageTokens
 from .tokens import ACTIONS, STATE, ModalityTokens
@@ -98,7 +98,7 @@ class ImitationAgent:
         self.n = n
         self.generator = Generator().manual_seed(self.seed)
         memory = self.options.memory
-        self._past = Past(self.model, None if memory is None else self._tokens_of(memory))
+        self._past = Memory(self.model, Context(memory=None if memory is None else self._tokens_of(memory)))
         self._begin()
 
     def _begin(self) -> None:
@@ -127,9 +127,9 @@ class ImitationAgent:
                 token, level_i = noisy[:, i : i + 1], levels[:, i]
                 if denoised[:, i].any():
                     token, level_i = self._denoise_observation(token, level_i, denoised[:, i], i + 1)
-                self._past.add(token, self._cond(1, i + 1), level_i[:, None])
+                self._past.add(token, level_i[:, None], self._cond(1, i + 1))
         else:
-            self._past.add(noisy, self._cond(len(self.sensors), 1), levels)
+            self._past.add(noisy, levels, self._cond(len(self.sensors), 1))
         self._waiting = self._waiting & (levels == self.model.schedule.levels).all(1)
         return self._decide(executed)
 
@@ -139,7 +139,7 @@ class ImitationAgent:
         observation = {}
         for i, name in enumerate(self.sensors):
             token = self._sample(i + 1)
-            self._past.add(token, self._cond(1, i + 1), 0)
+            self._past.add(token, 0, self._cond(1, i + 1))
             observation[name] = self.codec.decode_modality(name, token)[:, 0].numpy()
         return self._decide(), observation
 
@@ -150,7 +150,7 @@ class ImitationAgent:
         decided = torch.where(self._waiting[:, None, None], last, decided)
         done = decided if executed is None else torch.as_tensor(np.asarray(executed, dtype=np.float32))
         sampled = executed is None and not self._waiting.any()
-        self._past.add(token if sampled else self.codec.encode_actions(done[:, None], last), self._cond(1, 0), 0)
+        self._past.add(token if sampled else self.codec.encode_actions(done[:, None], last), 0, self._cond(1, 0))
         self._last = done[:, -1]
         return decided.numpy()
 
@@ -275,14 +275,14 @@ class ImageTokenAgent(ImitationAgent):
             # The executed actions are known. They were denoised together with the observation, which therefore uses them at its level only.
             known[:, :, -self.codec.chunk :] = token[:, :, -self.codec.chunk :]
             noisy = torch.where(expand(denoised[:, None], noisy), known, noisy)
-        self._past.add(noisy, None, level_of[:, None])
+        self._past.add(noisy, level_of[:, None])
         return self._decide(executed)
 
     @torch.no_grad()
     def imagine(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         if self._imagined is None:
             raise ValueError("imagine() continues from an observation; call act(observation) first")
-        self._past.add(self._imagined, None, 0)
+        self._past.add(self._imagined, 0)
         decoded = self.codec.decode(self._imagined)
         return self._decide(), {name: decoded[name][:, 0].numpy() for name in self.sensors}
 

@@ -13,7 +13,7 @@ from .swap.task import Swapping
 from .task import Imitation
 
 TRAIN = TrainConfig(
-    steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="remembered", warmup=100,
+    steps=None, minutes=60.0, batch=16, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="noisy_context", warmup=100,
     validate_every=500,
 )  # fmt: skip
 
@@ -25,8 +25,8 @@ def swap() -> Experiment:
         acting=ActOptions(temperature=0.3),
     )  # fmt: skip
     # Most sequences have a clean past, some a noisy one: with fewer clean ones the hand is less precise.
-    train = replace(TRAIN, draw="remembered+teacher_forced+teacher_forced")
-    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), train)
+    train = replace(TRAIN, draw="noisy_context+teacher_forced+teacher_forced")
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), variance_weighting=1.0), train)
 
 
 def swap_paper() -> Experiment:
@@ -41,7 +41,7 @@ def swap_paper() -> Experiment:
 
 def imitation() -> Experiment:
     """Your own demonstrations: --data FOLDER of a LeRobot data set (v2.0, 2.1 or 3.0); a GRU with memory, an hour on two cores."""
-    return Experiment(Imitation(Recorded(), offsets=3), ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), TRAIN)
+    return Experiment(Imitation(Recorded(), offsets=3), ModelConfig(RNNConfig(hidden=256, layers=2), variance_weighting=1.0), TRAIN)
 
 
 def pusht() -> Experiment:
@@ -52,7 +52,7 @@ def pusht() -> Experiment:
     acting = ActOptions(temperature=0.5, memory=1)
     task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, window=1, mirror=True, acting=acting)
     train = replace(TRAIN, batch=640, minutes=30.0)
-    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), emphasis=1.0), train)
+    return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), variance_weighting=1.0), train)
 
 
 IMITATION = {"swap": swap, "swap-paper": swap_paper, "imitation": imitation, "pusht": pusht}

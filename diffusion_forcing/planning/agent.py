@@ -20,10 +20,9 @@ from torch import Generator, Tensor
 from ..codecs import Chain
 from ..engine.pretrained import run_folder
 from ..engine.run import load_run
-from ..guidance import guide
-from ..matrix import by_name as matrix_by_name
+from ..guidance import MonteCarlo, guide
 from ..model import DiffusionForcing
-from ..sampling import sample
+from ..sampling import Sampler, sample
 from .envs.maze2d import Array, Bools, Maze, by_name, check_inside
 from .episodes import Counts, Policy
 from .guidance import disagreement, guidance_scale
@@ -249,8 +248,7 @@ class PlanningAgent(Policy):
         known = context.shape[1]
         noise = torch.randn(len(context), length, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
-        ladder = schedule.ladder(min(options.steps, schedule.levels))
-        matrix = matrix_by_name(options.schedule, length, ladder, options.slope)
+        matrix = Sampler(options.steps, options.schedule, options.slope).matrix_for(schedule, length)
         matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
         reward = self._reward(problem)
         token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
@@ -259,8 +257,8 @@ class PlanningAgent(Policy):
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
             denoise = guide(
-                denoise, schedule, token_reward, scale, draws=options.draws, form=options.form, levels=(low, high), futures=options.futures,
-                generator=self.generator,
+                denoise, schedule, token_reward, scale, draws=MonteCarlo(options.draws, options.futures), form=options.form,
+                levels=(low, high), generator=self.generator,
             )  # fmt: skip
         x = sample(denoise, schedule, x, matrix, eta=options.eta, generator=self.generator, on_step=on_step)
         if options.candidates > 1:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..codecs import Chain
-from ..preconditioning import Joints
+from ..preconditioning import LinearConstraint
 
 SLACK = 1e-5
 """Variance by which consecutive tokens may violate the law of motion, in units of tokens."""
@@ -40,7 +40,7 @@ def _transitions(frames: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([frames[:, :-1, 2:], frames[:, 1:, :2], one], dim=-1), frames[:, 1:, 2:]
 
 
-def motion_constraint(frames: Tensor, codec: Chain) -> Joints:
+def motion_constraint(frames: Tensor, codec: Chain) -> LinearConstraint:
     """The law of motion from the last frame of a token to the first of the next, as a linear constraint on tokens."""
     law = fit_law_of_motion(frames)
     assert codec.variance is not None
@@ -52,4 +52,4 @@ def motion_constraint(frames: Tensor, codec: Chain) -> Joints:
     right = first[:, :2] @ law[4:6] - first[:, 2:]
     offset = zero[-1, 2:] @ law[:4] + zero[0, :2] @ law[4:6] + law[6] - zero[0, 2:]
     size = (left**2 + right**2).sum(0).sqrt()
-    return Joints((left / size).T, (right / size).T, offset / size, torch.full((4,), SLACK))
+    return LinearConstraint((left / size).T, (right / size).T, offset / size, torch.full((4,), SLACK))

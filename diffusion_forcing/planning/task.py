@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..engine.log import progress_bar
 from ..engine.task import Evaluation, Progress, TaskData
-from ..preconditioning import Smoother
+from ..preconditioning import WienerSmoother
 from . import data as store
 from . import figures as pictures
 from .agent import PlanningAgent
@@ -109,7 +109,7 @@ class Maze2D:
         smoother = None
         if self.wiener_smoother:
             tokens = train.read(train.every(2000)).x[:, 1:]  # the present is not a token of the stream
-            smoother = Smoother.fit(torch.cat([tokens, tokens[:, -1:]], dim=1), position_numbers(self.frame_stack))
+            smoother = WienerSmoother.fit(torch.cat([tokens, tokens[:, -1:]], dim=1), position_numbers(self.frame_stack))
         return TaskData(train, valid, codec, constraint, smoother)
 
     def prepare(self, progress: Progress | None = None) -> Path:

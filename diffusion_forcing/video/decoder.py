@@ -17,8 +17,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..model import DiffusionForcing
+from ..sampler import Sampler
 from ..schedule import NoiseSchedule
-from ..solver import ddim_step
+from ..solver import amplitudes, solver_step
 from .codec import Painted, Painter, Patches
 from .lpips import LPIPS
 from .warp import moves
@@ -58,7 +59,7 @@ def carry(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: Tensor 
     Returns (b, t, stack, h, w, 4): colours, and how much of each pixel was in sight.
     """
     backbone: Any = model.backbone
-    return backbone.carry(frames, tokens if model.variance is None else tokens / model.variance.sqrt(), cond)
+    return backbone.warp_frames(frames, tokens if model.variance is None else tokens / model.variance.sqrt(), cond)
 
 
 class Painting(nn.Module):
@@ -146,5 +147,5 @@ class Painting(nn.Module):
         for left in range(self.steps - 1, -1, -1):
             said = self.model.predict_forced(x, level, tokens, clean, cond)
             below = top * left // self.steps
-            x, level = ddim_step(self.schedule, x, said, level, below, path="angle"), below
+            x, level = solver_step(x, said, amplitudes(self.schedule, level, below, x), Sampler(solver="euler_angle")), below
         return said.x0 if self.steps == 1 else x

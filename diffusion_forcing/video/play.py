@@ -17,8 +17,7 @@ from torch import Generator
 
 from ..engine.cli import console, parse_run
 from ..engine.media import Film, fit_square, to_bytes, to_floats
-from ..matrix import by_name
-from ..sampling import Past, grow, preferred
+from ..sampling import Context, Memory, sample_window
 from .clips import read_actions
 from .decoder import Drawing
 from .policy import Walker
@@ -76,8 +75,8 @@ class Player:
         self.seen, self.done = self.first[None], acted[None, -task.stack :]
         self._walker: Walker | None = None
         tokens = encoded(model, self.first[None])
-        self.past = Past(model, None)
-        self.past.add(tokens, self._cond(acted), 0)
+        self.past = Memory(model, Context(stabilization=task.sampling.stabilization))
+        self.past.add(tokens, 0, self._cond(acted))
         self.event = tuple(tokens.shape[2:])
         self.drawing = Drawing(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
         if task.sampling.compile:
@@ -96,10 +95,8 @@ class Player:
         if np.isnan(actions).any() and sampling.then == "walker":
             actions = self.walker.choose(self.seen, self.done, 1, self._choices)[0]
         cond = self._cond(actions.astype(np.float32))
-        matrix = by_name("full_sequence", 1, model.schedule.ladder(min(sampling.steps, model.schedule.levels)), 1.0)
-        how = preferred(model)
-        x = grow(self.past, matrix, cond, (1, *self.event), 1, sampling.stabilization, how, sampling.wrap(), sampling.eta,
-                 generator=self.generator, noise=sampling.noise, path=sampling.path)  # fmt: skip
+        sampler = sampling.sampler("full_sequence").over(model.schedule, 1)
+        x = sample_window(self.past, sampler, (1, *self.event), cond, keep=1, wrap=sampling.wrap(), generator=self.generator)
         frames = to_bytes(self.drawing(x, cond)[0])
         self.seen, self.done = np.concatenate([self.seen[:, -1:], frames[None]], axis=1), actions[None]
         return frames

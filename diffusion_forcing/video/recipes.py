@@ -11,19 +11,19 @@ from .worlds.labyrinth import Labyrinth
 from .worlds.voxels import Voxels
 
 TRAIN = TrainConfig(
-    steps=None, minutes=75.0, batch=4, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+continued", given=0.3,
+    steps=None, minutes=75.0, batch=4, optimizer="muon", lr=1e-3, muon_lr=0.02, ema=0.998, draw="independent+noisy_prefix", given=0.3,
     imagined=0.7, imagined_after=0.6, warmup=50, validate_every=1000, valid_windows=256,
 )  # fmt: skip
 EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 """A slow walk between gentle walls: what two cores can learn in an hour."""
 SLOW = Voxels(turn=6.0, speed=0.15)
 """As slow a walk between blocks: half of the view would be new every third token otherwise."""
-SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, moved=True, straight=True), emphasis=1.0)
+SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, warp=True, input_skip=True), variance_weighting=1.0)
 QUICK = RollOut(steps=10)
 """Ten steps are as good as twenty."""
 WALKED = dataclasses.replace(QUICK, led=4, then="walker")
 """Led by a real clip's actions for a window, then by a walker who looks where it goes."""
-KEPT = dataclasses.replace(WALKED, path="angle")
+KEPT = dataclasses.replace(WALKED, path="euler_angle")
 """By angle, which keeps contrast and motion where walls are gentle; where contrast is full already it makes too much of it."""
 CLIPS = 6000
 """Of a world: with 2,000 a model of this size begins to learn them by heart."""
@@ -74,7 +74,9 @@ def labyrinth_gru() -> Experiment:
     """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
     backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
     train = dataclasses.replace(TRAIN, imagined=0.0)
-    return Experiment(Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, emphasis=1.0), train)
+    return Experiment(
+        Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, variance_weighting=1.0), train
+    )
 
 
 def dmlab() -> Experiment:

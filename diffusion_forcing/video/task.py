@@ -19,9 +19,8 @@ from ..backbones.space_time import SpaceTime
 from ..checks import check_divides, check_options
 from ..engine.media import to_bytes, to_floats
 from ..engine.task import Evaluation, Progress, Table, TaskData
-from ..guidance import recall
-from ..matrix import by_name
-from ..sampling import conveyor, stream
+from ..guidance import history_guidance
+from ..sampling import Context, Sampler, rolling, rollout, stream
 from .codec import Painted, Patches, Pixels
 from .decoder import Drawing
 from .policy import Walker, walker_of
@@ -64,11 +63,11 @@ class RollOut:
     """Denoising steps a token."""
     horizon: int = 1
     """Tokens sampled at a time: 1 is token after token."""
-    schedule: Literal["autoregressive", "pyramid", "full_sequence", "conveyor"] = "full_sequence"
-    """Schedule matrix over these. conveyor: one endless pyramid, in which up to `horizon` tokens, from 2 on, are on their way: sooner than
+    schedule: Literal["autoregressive", "pyramid", "full_sequence", "rolling"] = "full_sequence"
+    """Schedule matrix over these. rolling: one endless pyramid, in which up to `horizon` tokens, from 2 on, are on their way: sooner than
     token after token, and not quite as good."""
     slope: float = 4.0
-    """Of the pyramid: rows from one token's start to the next one's. (Of the conveyor: steps / horizon.)"""
+    """Of the pyramid: rows from one token's start to the next one's. (Of the rolling: steps / horizon.)"""
     stabilization: int = 20
     """Level that generated tokens count as having, so that small errors do not add up."""
     context: int = 4
@@ -81,7 +80,7 @@ class RollOut:
     minute or two); or nobody, the model walks by itself, if it learned to (--task.free)."""
     eta: float = 0.0
     """Fresh noise at each step: 0 none, 1 ancestral."""
-    path: Literal["ddim", "angle"] = "ddim"
+    path: Literal["ddim", "euler_angle"] = "ddim"
     """What a step without fresh noise takes as constant: the predicted token and its noise, or the velocity between them, which keeps more
     of the spread of what may come: with few steps more contrast and motion, and a first token a little farther from the truth."""
     noise: float = 1.0
@@ -101,7 +100,7 @@ class RollOut:
         check_options(self, "steps", "horizon")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta goes from 0 (no fresh noise) to 1 (ancestral); got {self.eta}")
-        if self.path == "angle" and self.eta:
+        if self.path == "euler_angle" and self.eta:
             raise ValueError(
                 f"the path by angle is one without fresh noise; got eta {self.eta}, add --task.sampling.eta 0 or --task.sampling.path ddim"
             )
@@ -109,13 +108,13 @@ class RollOut:
             raise ValueError(f"noise goes from 0 (the middle of what may come) to 1 (anything, as often as it comes); got {self.noise}")
         if not 0 <= self.history < float("inf"):
             raise ValueError(f"history is 0 (as if there were none), 1 (as it is) or more; got {self.history}")
-        if self.history != 1 and self.schedule == "conveyor":
+        if self.history != 1 and self.schedule == "rolling":
             raise ValueError(
-                f"on a conveyor tokens have no past of their own to be led by; got history {self.history}, add --task.sampling.history 1"
+                f"on a rolling tokens have no past of their own to be led by; got history {self.history}, add --task.sampling.history 1"
             )
-        if self.walks and self.schedule == "conveyor":
+        if self.walks and self.schedule == "rolling":
             raise ValueError(
-                "on a conveyor tokens begin before the walker could see what they follow; add --task.sampling.led None, or another schedule"
+                "on a rolling tokens begin before the walker could see what they follow; add --task.sampling.led None, or another schedule"
             )
         for name in ("context", "between", "led"):
             if (getattr(self, name) or 0) < 0:
@@ -126,9 +125,13 @@ class RollOut:
         """Whether a walker comes to lead."""
         return self.led is not None and self.then == "walker"
 
+    def sampler(self, matrix: Literal["autoregressive", "pyramid", "full_sequence"]) -> Sampler:
+        """How tokens are denoised along a matrix of that name."""
+        return Sampler(self.steps, matrix, self.slope, self.path, self.eta, temperature=self.noise)
+
     def wrap(self) -> Callable[[Any], Denoise] | None:
         """Guidance, as samplers take it."""
-        return None if self.history == 1 else functools.partial(recall, scale=self.history)
+        return None if self.history == 1 else functools.partial(history_guidance, scale=self.history)
 
 
 @dataclass(frozen=True)
@@ -286,21 +289,16 @@ class Video:
         before = 0 if given is None else given.shape[1]
         cond = self._told(actions, before + tokens)
         cond = None if cond is None else cond.to(model.device)
-        ladder = model.schedule.ladder(min(sampling.steps, model.schedule.levels))
-        options: Any = {
-            "stabilization": sampling.stabilization,
-            "eta": sampling.eta,
-            "path": sampling.path,
-            "noise": sampling.noise,
-            "batch": batch,
-            "generator": generator,
-        }
-        if sampling.schedule == "conveyor":
-            slope = -(-(len(ladder) - 1) // sampling.horizon)
-            chunks = conveyor(model, ladder, tokens, given, cond, slope=slope, **options)
+        past, empty = Context(stabilization=sampling.stabilization), given
+        if given is None and cond is None and model.traits.event is not None:
+            empty = torch.zeros(batch or 1, 0, *model.traits.event)
+        if sampling.schedule == "rolling":
+            steps = min(sampling.steps, model.schedule.levels)
+            sampler = dataclasses.replace(sampling.sampler("pyramid"), steps=steps, slope=float(-(-steps // sampling.horizon)))
+            chunks = rolling(model, sampler, tokens, empty, cond, past=past, generator=generator)
         else:
-            matrix = by_name(sampling.schedule, sampling.horizon, ladder, sampling.slope)
-            chunks = stream(model, matrix, tokens, given, cond, wrap=sampling.wrap(), **options)
+            sampler = sampling.sampler(sampling.schedule).over(model.schedule, sampling.horizon)
+            chunks = stream(model, sampler, tokens, empty, cond, past=past, wrap=sampling.wrap(), generator=generator)
         led = None if walker is None or cond is None else Led(self, walker, context, actions, cond, generator)
         drawing = Drawing(model) if given is None else Drawing(model, given[:, -1], to_floats(context[:, -1]).to(model.device))  # type: ignore[index]
         done = 0
@@ -333,11 +331,9 @@ class Video:
         cond = self._told(actions, before + tokens + after)
         cond = None if cond is None else cond.repeat_interleave(draws, dim=0).to(model.device)
         past = known[0].repeat_interleave(draws, dim=0)
-        ladder = schedule.ladder(min(self.sampling.steps, schedule.levels))
-        matrix = by_name("full_sequence", 1, ladder, 1.0)
+        sampler = dataclasses.replace(self.sampling.sampler("full_sequence"), eta=0.0).over(schedule, 1)
         here = None if cond is None else cond[:, : before + tokens]
-        how: Any = {"wrap": self.sampling.wrap(), "noise": self.sampling.noise, "path": self.sampling.path, "generator": generator}
-        made = torch.cat(list(stream(model, matrix, tokens, past, here, **how)), dim=1)
+        made = rollout(model, sampler, tokens, past, here, wrap=self.sampling.wrap(), generator=generator)
         whole = torch.cat([past, made, known[1].repeat_interleave(draws, dim=0)], dim=1)
         with torch.no_grad():
             heard = Generator(model.device).manual_seed(0)
@@ -545,7 +541,7 @@ class Video:
         mine = self.sampling
         sampling = dataclasses.replace(
             other.sampling, context=frames // other.stack, led=None, steps=mine.steps, noise=mine.noise, path=mine.path, eta=mine.eta,
-            history=1.0 if other.sampling.schedule == "conveyor" else mine.history, then=mine.then,
+            history=1.0 if other.sampling.schedule == "rolling" else mine.history, then=mine.then,
         )  # fmt: skip
         if mine.led is not None and not mine.walks and not other.free:
             raise ValueError(
@@ -659,7 +655,7 @@ def compile_next(model: DiffusionForcing) -> None:
             f"only SpaceTime has a pass over single tokens to compile, and this model's backbone is {type(model.backbone).__name__}; "
             "leave out --task.sampling.compile"
         )
-    model.backbone.compile_next()
+    model.backbone.compile_decode_step()
 
 
 def encoded(model: DiffusionForcing, frames: Frames) -> Tensor:

@@ -1,7 +1,7 @@
 """The first stage of a video model that moves pixels: before anything is denoised, it learns where pixels of the next frames were.
 
-A network that denoises learns this too, but slowly, since its guess (`backbones.moved.Moved`) is only one of many things it reads. Asked
-alone and without noise, what follows a token is learned in a few minutes. The rest of the network stays as it is meanwhile.
+A network that denoises learns this too, but slowly, since its guess (`backbones.flow_warp.FlowWarp`) is only one of many things it
+reads. Asked alone and without noise, what follows a token is learned in a few minutes. The rest of the network stays as it is meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ..backbones.flow_warp import Moved
+from ..backbones.flow_warp import FlowWarp
 from ..engine.distributed import World
 from ..engine.task import Progress, Source
 from ..model import DiffusionForcing
@@ -22,7 +22,7 @@ from ..model import DiffusionForcing
 
 def moves(model: nn.Module | None) -> bool:
     """Whether a model's network guesses by moving pixels."""
-    return isinstance(getattr(getattr(model, "backbone", None), "moved", None), Moved)
+    return isinstance(getattr(getattr(model, "backbone", None), "warp", None), FlowWarp)
 
 
 def spent(step: int, steps: int, by_time: float) -> float:
@@ -43,7 +43,7 @@ def learn_to_move(
     """
     here = here or World(device=model.device)
     backbone: Any = model.backbone
-    moved: Moved = backbone.moved
+    moved: FlowWarp = backbone.warp
     optimizer = torch.optim.AdamW(moved.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
     began = time.monotonic()
     for step in range(steps):
@@ -73,12 +73,9 @@ def learn_to_move(
 
 def guess_error(model: DiffusionForcing, x: Tensor, cond: Tensor | None = None) -> Tensor:
     """(b, t-1), how far the guess by moving is from each token x (b, t, ...) but the first, as the model's loss counts its numbers."""
-    clean = x if model.variance is None else x / model.variance.sqrt()
+    clean = model.preconditioning.normalized(x)
     known = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)[:, 1:]
     backbone: Any = model.backbone
-    guess = backbone.guess(clean[:, :-1], known, None if cond is None else cond[:, 1:])
+    guess = backbone.warp_tokens(clean[:, :-1], known, None if cond is None else cond[:, 1:])
     error = (guess - clean[:, 1:]) ** 2
-    if model.emphasis and model.variance is not None:
-        counts = model.variance**model.emphasis
-        error = error * (counts / counts.mean())
-    return error.flatten(2).mean(-1)
+    return model.preconditioning.weigh(error).flatten(2).mean(-1)

@@ -295,7 +295,7 @@ def test_the_latent_starts_at_zero():
     for name in ("rnn", "deep rnn"):
         parts = sequence()
         out, last = NETS[name](*parts)
-        other, end = NETS[name](*parts, NETS[name].start(4))
+        other, end = NETS[name](*parts, NETS[name].initial_state(4))
         close(out, other)
         close(last, end)
 
@@ -305,7 +305,7 @@ def test_one_step_of_the_rnn_is_one_token():
         net = NETS[name]
         x, k, cond = sequence()
         out, last = net(x, k, cond)
-        z, outs = net.start(4), []
+        z, outs = net.initial_state(4), []
         feature = net.encode(x, net.level(k), cond)
         for t in range(T):
             new, z = net.step(feature[:, t], z)

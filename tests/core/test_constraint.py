@@ -6,7 +6,7 @@ import torch
 from diffusion_forcing import DiffusionForcing, NoiseSchedule
 from diffusion_forcing.backbones import RNN, Transformer
 from diffusion_forcing.matrix import full_sequence
-from diffusion_forcing.preconditioning import Joints
+from diffusion_forcing.preconditioning import LinearConstraint, Preconditioning
 from diffusion_forcing.sampling import sample
 from diffusion_forcing.schedule import linear
 
@@ -14,49 +14,56 @@ from diffusion_forcing.schedule import linear
 def chain(slack=1e-8, seed=0):
     """Two laws between tokens of three numbers."""
     g = torch.Generator().manual_seed(seed)
-    return Joints(
+    return LinearConstraint(
         torch.randn(2, 3, generator=g), torch.randn(2, 3, generator=g), torch.randn(2, generator=g), torch.full((2,), slack)
     )  # fmt: skip
 
 
 def test_correction_is_the_gaussian_conditioned_on_the_laws():
-    joints = chain(slack=0.01)
+    constraint = chain(slack=0.01)
     g = torch.Generator().manual_seed(1)
-    x0, left_open = torch.randn(4, 5, 3, generator=g), torch.rand(4, 5, 3, generator=g)
-    corrected = x0 - left_open * joints.pull(x0, left_open)
-    for one, variance, got in zip(x0.double(), left_open.double(), corrected, strict=True):
+    x0, posterior_variance = torch.randn(4, 5, 3, generator=g), torch.rand(4, 5, 3, generator=g)
+    corrected = x0 - posterior_variance * constraint.correction(x0, posterior_variance)
+    for one, variance, got in zip(x0.double(), posterior_variance.double(), corrected, strict=True):
         laws = torch.zeros(8, 15, dtype=torch.float64)
         for joint in range(4):
-            laws[2 * joint : 2 * joint + 2, 3 * joint : 3 * joint + 3] = joints.left
-            laws[2 * joint : 2 * joint + 2, 3 * joint + 3 : 3 * joint + 6] = joints.right
+            laws[2 * joint : 2 * joint + 2, 3 * joint : 3 * joint + 3] = constraint.left
+            laws[2 * joint : 2 * joint + 2, 3 * joint + 3 : 3 * joint + 6] = constraint.right
         prior = torch.diag(variance.flatten())
         gain = prior @ laws.T @ torch.linalg.inv(laws @ prior @ laws.T + 0.01 * torch.eye(8, dtype=torch.float64))
-        expected = one.flatten() - gain @ (laws @ one.flatten() + joints.offset.double().repeat(4))
+        expected = one.flatten() - gain @ (laws @ one.flatten() + constraint.offset.double().repeat(4))
         torch.testing.assert_close(got.flatten().double(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_laws_hold_after_the_correction_and_known_tokens_stay():
-    joints = chain()
-    x0, left_open = torch.randn(3, 6, 3), torch.ones(3, 6, 3)
-    left_open[:, 2] = 0
-    corrected = x0 - left_open * joints.pull(x0, left_open)
-    assert joints.broken(corrected).abs().max() < 1e-3 < joints.broken(x0).abs().max()
+    constraint = chain()
+    x0, posterior_variance = torch.randn(3, 6, 3), torch.ones(3, 6, 3)
+    posterior_variance[:, 2] = 0
+    corrected = x0 - posterior_variance * constraint.correction(x0, posterior_variance)
+    assert constraint.residual(corrected).abs().max() < 1e-3 < constraint.residual(x0).abs().max()
     assert torch.equal(corrected[:, 2], x0[:, 2])
 
 
 def test_tokens_that_obey_are_left_alone_and_one_token_has_no_joint():
-    joints = Joints(torch.tensor([[1.0]]), torch.tensor([[-1.0]]), torch.tensor([0.5]), torch.tensor([1e-6]))  # one more each time
+    constraint = LinearConstraint(
+        torch.tensor([[1.0]]), torch.tensor([[-1.0]]), torch.tensor([0.5]), torch.tensor([1e-6])
+    )  # one more each time
     x0 = 0.5 * torch.arange(7.0)[None, :, None]
-    assert joints.broken(x0).abs().max() == 0
-    assert joints.pull(x0, torch.ones(1, 7, 1)).abs().max() == 0
-    assert joints.pull(x0[:, :1], torch.ones(1, 1, 1)).shape == (1, 1, 1)
+    assert constraint.residual(x0).abs().max() == 0
+    assert constraint.correction(x0, torch.ones(1, 7, 1)).abs().max() == 0
+    assert constraint.correction(x0[:, :1], torch.ones(1, 1, 1)).shape == (1, 1, 1)
 
 
-def model_with(joints, width=3, **options):
+def model_with(constraint, width=3, **options):
     backbone = Transformer(width, hidden=16, layers=1, heads=2, causal=False)
     for parameter in backbone.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return DiffusionForcing(backbone, NoiseSchedule(linear(1000)), variance=torch.tensor([1.0, 9.0, 4.0]), joints=joints, **options).eval()
+    return DiffusionForcing(
+        backbone,
+        NoiseSchedule(linear(1000)),
+        preconditioning=Preconditioning(torch.tensor([1.0, 9.0, 4.0]), constraint=constraint),
+        **options,
+    ).eval()
 
 
 @pytest.mark.parametrize("parameterization", ["v", "x0"])
@@ -64,17 +71,17 @@ def test_whatever_a_model_predicts_and_samples_obeys(parameterization):
     model = model_with(chain(), parameterization=parameterization)
     x, k = torch.randn(4, 6, 3), torch.randint(1, 1001, (4, 6))
     with torch.no_grad():
-        assert model.joints.broken(model.predict(x, k).x0).abs().max() < 5e-3
+        assert model.preconditioning.constraint.residual(model.predict(x, k).x0).abs().max() < 5e-3
         y = sample(model.denoiser(), model.schedule, x, full_sequence(6, model.schedule.ladder(5)))
-    assert model.joints.broken(y).abs().max() < 5e-3
+    assert model.preconditioning.constraint.residual(y).abs().max() < 5e-3
 
 
 def test_mixed_precision_leaves_the_laws_alone():
-    joints = chain()
-    x0, left_open = torch.randn(3, 6, 3), torch.ones(3, 6, 3)
+    constraint = chain()
+    x0, posterior_variance = torch.randn(3, 6, 3), torch.ones(3, 6, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        pull = joints.pull(x0, left_open)
-    assert torch.equal(pull, joints.pull(x0, left_open))
+        pull = constraint.correction(x0, posterior_variance)
+    assert torch.equal(pull, constraint.correction(x0, posterior_variance))
 
 
 def test_a_state_keeps_too_little_for_joints():
@@ -82,7 +89,7 @@ def test_a_state_keeps_too_little_for_joints():
     x, k = torch.randn(2, 4, 3), torch.full((2, 4), 400)
     with torch.no_grad():
         state = model.absorb(x)
-        with pytest.raises(ValueError, match="looks at the whole sequence at once"):
+        with pytest.raises(ValueError, match="reads the whole sequence at once"):
             model.predict(x, k, state=state)
 
 
@@ -95,19 +102,21 @@ def test_levels_that_are_alike_or_not_are_the_same_to_a_sequence():
 
 
 def test_a_network_that_breaks_the_laws_pays_only_for_what_they_leave_open():
-    """Data on the laws, a network that says nothing: the loss with joints is lower, and has a gradient."""
-    joints = Joints(torch.tensor([[1.0, 0, 0]]), torch.tensor([[-1.0, 0, 0]]), torch.zeros(1), torch.tensor([1e-6]))  # first stays
+    """Data on the laws, a network that says nothing: the loss with constraint is lower, and has a gradient."""
+    constraint = LinearConstraint(
+        torch.tensor([[1.0, 0, 0]]), torch.tensor([[-1.0, 0, 0]]), torch.zeros(1), torch.tensor([1e-6])
+    )  # first stays
     x = torch.randn(256, 6, 3) * torch.tensor([1.0, 3.0, 2.0])
     x[..., 0] = x[:, :1, 0]
     k, noise = torch.full((256, 6), 200), torch.randn(256, 6, 3)
-    with_laws, without = model_with(joints), model_with(None)
+    with_laws, without = model_with(constraint), model_with(None)
     for model in (with_laws, without):
-        for parameter in model.backbone.leave.parameters():
+        for parameter in model.backbone.proj_out.parameters():
             torch.nn.init.zeros_(parameter)
     loss = with_laws(x, k, noise=noise).mean()
     assert loss < 0.9 * without(x, k, noise=noise).mean()
     loss.backward()
-    assert with_laws.backbone.leave.weight.grad.abs().sum() > 0
+    assert with_laws.backbone.proj_out.weight.grad.abs().sum() > 0
 
 
 def test_saved_and_loaded(tmp_path):
@@ -121,10 +130,10 @@ def test_saved_and_loaded(tmp_path):
 
 def test_what_cannot_be():
     with pytest.raises(ValueError, match="left and right are"):
-        Joints(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2), torch.ones(2))
+        LinearConstraint(torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2), torch.ones(2))
     with pytest.raises(ValueError, match="slack is a variance"):
-        Joints(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
-    with pytest.raises(ValueError, match="need a variance and a backbone that"):
-        DiffusionForcing(RNN(3), NoiseSchedule(linear(1000)), variance=torch.ones(3), joints=chain())
-    with pytest.raises(ValueError, match="need a variance and a backbone that"):
-        DiffusionForcing(Transformer(3, causal=False), NoiseSchedule(linear(1000)), joints=chain())
+        LinearConstraint(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
+    with pytest.raises(ValueError, match="needs a variance and a bidirectional backbone"):
+        DiffusionForcing(RNN(3), NoiseSchedule(linear(1000)), preconditioning=Preconditioning(torch.ones(3), constraint=chain()))
+    with pytest.raises(ValueError, match="needs a variance and a bidirectional backbone"):
+        DiffusionForcing(Transformer(3, causal=False), NoiseSchedule(linear(1000)), preconditioning=Preconditioning(constraint=chain()))

@@ -7,7 +7,7 @@ from oracles import seeded
 from small import replace, small
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.backbones.flow_warp import Moved
+from diffusion_forcing.backbones.flow_warp import FlowWarp
 from diffusion_forcing.engine.config import ModelConfig, SpaceTimeConfig
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.video.codec import Patches, Pixels
@@ -41,9 +41,9 @@ def codec():
 
 
 def guesser(codec, known=3):
-    moved = Moved(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
+    moved = FlowWarp(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
     moved.fit(codec, codec.variance)
-    torch.nn.init.constant_(moved.trust.bias, 30.0)
+    torch.nn.init.constant_(moved.gate.bias, 30.0)
     return moved
 
 
@@ -66,7 +66,7 @@ def test_before_it_has_learned_anything_the_last_frame_stands_still(codec):
 def test_pixels_are_fetched_from_where_they_are_said_to_have_been(codec):
     moved, clips = guesser(codec), walk(20, seed=5)[0]
     by = 2 * PATCH / PX  # a patch, of half pictures
-    moved.point.bias.view(STACK, 2, -1)[:, 0] = by
+    moved.flow_out.bias.view(STACK, 2, -1)[:, 0] = by
     guess, mask = moved(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
     drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
     there = clips[:, STACK - 1 : STACK, :, PATCH:].expand(-1, STACK, -1, -1, -1)
@@ -99,22 +99,22 @@ def test_it_learns_to_move_as_it_is_told(codec):
 
 def test_a_past_of_noise_need_not_be_believed(codec):
     moved = guesser(codec)
-    torch.nn.init.constant_(moved.trust.bias, -30.0)
+    torch.nn.init.constant_(moved.gate.bias, -30.0)
     noise = torch.randn(2, *codec.mean.shape, generator=seeded(3))
     one, other = moved(noise, torch.zeros(2, 3))[0]
     assert torch.allclose(one, other, atol=1e-5)
 
 
 def test_the_backbone_is_built_for_the_codec(codec):
-    model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True)).build(tuple(codec.mean.shape), 0, codec)
-    assert model.backbone.config["moved"] == [STACK, PATCH]
-    assert torch.allclose(model.backbone.moved.spread, codec.variance.sqrt())
-    raw = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, moved=True), parameterization="eps").build(
+    model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, warp=True)).build(tuple(codec.mean.shape), 0, codec)
+    assert model.backbone.config["warp"] == [STACK, PATCH]
+    assert torch.allclose(model.backbone.warp.std, codec.variance.sqrt())
+    raw = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, warp=True), parameterization="eps").build(
         tuple(codec.mean.shape), 0, codec
     )
-    assert torch.equal(raw.backbone.moved.spread, torch.ones_like(codec.variance))  # this one reads tokens as they are
-    with pytest.raises(ValueError, match="no-moved"):
-        ModelConfig(SpaceTimeConfig(moved=True)).build((12, 16, 16), 0, Pixels(4))
+    assert torch.equal(raw.backbone.warp.std, torch.ones_like(codec.variance))  # this one reads tokens as they are
+    with pytest.raises(ValueError, match="no-warp"):
+        ModelConfig(SpaceTimeConfig(warp=True)).build((12, 16, 16), 0, Pixels(4))
 
 
 def test_a_first_stage_teaches_moving_and_nothing_else():
@@ -130,7 +130,7 @@ def test_a_first_stage_teaches_moving_and_nothing_else():
     assert learn_to_move(model, data.train, 60, batch=8, generator=seeded(0), progress=lambda *said: told.append(said))
     assert guess_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
     changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed == {"moved"}
+    assert changed == {"warp"}
     assert told[-1] == ("learning to move", 60, 60)
     learned = [parameter.clone() for parameter in model.parameters()]
     assert not learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), stop=lambda: True)
@@ -154,7 +154,7 @@ def test_a_run_that_goes_on_does_not_learn_to_move_again(tmp_path, monkeypatch):
 
 
 def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
-    plain, on = small("labyrinth", model__backbone__moved=False), small("labyrinth", train__steps=1, train__lr=1e-12)
+    plain, on = small("labyrinth", model__backbone__warp=False), small("labyrinth", train__steps=1, train__lr=1e-12)
     train(plain, tmp_path / "plain", quiet=True)
     before = DiffusionForcing.from_pretrained(tmp_path / "plain" / "model")
     train(replace(on, train__init=str(tmp_path / "plain"), train__muon_lr=1e-12), tmp_path / "on", quiet=True)

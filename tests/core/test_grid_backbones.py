@@ -4,10 +4,19 @@ import pytest
 import torch
 from oracles import randomised, seeded
 
-from diffusion_forcing import DiffusionForcing, NoiseSchedule, autoregressive, cosine, pyramid, recall, rollout
-from diffusion_forcing.backbones import BACKBONES, ConvRNN, SpaceTime
-from diffusion_forcing.backbones.space_time import Memory, Turned, Windows
-from diffusion_forcing.model import repeat_state
+from diffusion_forcing import (
+    Context,
+    DiffusionForcing,
+    NoiseSchedule,
+    Preconditioning,
+    autoregressive,
+    cosine,
+    history_guidance,
+    pyramid,
+    rollout,
+)
+from diffusion_forcing.backbones import BACKBONES, ConvRNN, SpaceTime, repeat_state
+from diffusion_forcing.backbones.space_time import SlidingWindows, SpaceTimeState
 from diffusion_forcing.sampling import stream
 from diffusion_forcing.video.codec import Patches
 
@@ -18,22 +27,21 @@ BUILD = {
     "conv_rnn": lambda: ConvRNN(EVENT, 2, latent=4, channels=8, scales=(1, 2), blocks=1, levels=K),
     "one size": lambda: ConvRNN(EVENT, 2, latent=3, channels=6, scales=(1,), blocks=1, levels=K),
     "space_time": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K),
-    "window 1": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=1, every=1, levels=K),
-    "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, every=1, levels=K),
-    "turned": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, turned=True),
-    "moved": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, moved=(2, 4)),
-    "straight": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, straight=True),
-    "moved and straight": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=3, levels=K, moved=(2, 4), straight=True),
+    "window 1": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=1, full_attention_every=1, levels=K),
+    "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, full_attention_every=1, levels=K),
+    "warp": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, warp=(2, 4)),
+    "input skip": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, input_skip=True),
+    "warp and input skip": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=3, levels=K, warp=(2, 4), input_skip=True),
 }
 
 
 def shaken(name, seed):
     """A network with random weights, in which pixels come from within the picture."""
     net = randomised(BUILD[name](), seed=seed)
-    if getattr(net, "moved", None) is not None:
+    if getattr(net, "warp", None) is not None:
         with torch.no_grad():
-            net.moved.spread.abs_().add_(0.5)
-            for parameter in net.moved.point.parameters():
+            net.warp.std.abs_().add_(0.5)
+            for parameter in net.warp.flow_out.parameters():
                 parameter.mul_(0.1)
     return net
 
@@ -97,18 +105,18 @@ def test_the_output_has_the_shape_of_the_tokens_and_says_something(name):
 
 
 @pytest.mark.parametrize("past", [0, 1, T])
-@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned", "moved"])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "warp"])
 def test_a_past_that_was_made_ready_says_the_same(name, past):
     net, parts = NETS[name], sequence(T + 1, b=len(NETS[name].blocks))  # as many sequences as blocks: neither may pass for the other
     state = net(*cut(parts, 0, past))[1] if past else None
     token = cut(parts, past, past + 1)
-    out, after = net(*token, net.ready(token[0], state, token[2]))
+    out, after = net(*token, net.prefill(token[0], state, token[2]))
     close(out, net(*token, state)[0])
     assert after is None
 
 
 @pytest.mark.parametrize("past", [0, 1, T])
-@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "turned", "moved"])
+@pytest.mark.parametrize("name", ["space_time", "window 1", "wide window", "warp"])
 def test_a_token_that_is_remembered_by_the_compiled_pass_leaves_the_same_state(name, past, monkeypatch):
     """Compiled without a compiler: the same sums. With gradients, and for several tokens, it is not asked."""
     net, parts = NETS[name], sequence(T + 2, b=len(NETS[name].blocks))
@@ -119,9 +127,9 @@ def test_a_token_that_is_remembered_by_the_compiled_pass_leaves_the_same_state(n
 
     def quick(*arguments):
         asked.append(arguments)
-        return net._next(*arguments)
+        return net.decode_step(*arguments)
 
-    monkeypatch.setattr(net, "_quick", quick)
+    monkeypatch.setattr(net, "_compiled_step", quick)
     compare_states(net(*token, state), plain)
     assert len(asked) == 1
     compare_states(net(*more, state), plain_more)
@@ -174,16 +182,16 @@ def test_every_parameter_learns(name):
     assert not silent
 
 
-@pytest.mark.parametrize("dated", ["by place", "alike", "not"])
+@pytest.mark.parametrize("dated", ["alike", "not"])
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_windows_are_slices_side_by_side_and_so_are_their_gradients(window, dated):
     t, n, generator = 4, 3, seeded(0)
-    parts = [torch.randn(2, window - 1 + t, n, 5), torch.randn(2, t, n, 5), torch.randn(window, n if dated == "by place" else 1, 5)]
+    parts = [torch.randn(2, window - 1 + t, n, 5), torch.randn(2, t, n, 5), torch.randn(window, 1, 5)]
     past, own, dates = (part.double().normal_(generator=generator).requires_grad_() for part in parts)
     given = (past, own) if dated == "not" else (past, own, dates)
     added = torch.zeros(window, 1, 5) if dated == "not" else dates
     with torch.enable_grad():
-        found = Windows.apply(past, own, None if dated == "not" else dates)
+        found = SlidingWindows.apply(past, own, None if dated == "not" else dates)
         wanted = torch.cat([*(past[:, i : i + t] + added[i] for i in range(window - 1)), own + added[-1]], dim=2)
     torch.testing.assert_close(found, wanted)
     weight = torch.randn(wanted.shape, generator=generator, dtype=torch.double)
@@ -194,8 +202,8 @@ def test_windows_are_slices_side_by_side_and_so_are_their_gradients(window, date
 
 def test_a_noisy_token_goes_straight_to_the_output_as_its_level_asks():
     """With all else silent, what is said of a token is a share of each of its own numbers, by its level."""
-    net = randomised(BUILD["straight"](), seed=3)
-    torch.nn.init.zeros_(net.leave.weight), torch.nn.init.zeros_(net.leave.bias)
+    net = randomised(BUILD["input skip"](), seed=3)
+    torch.nn.init.zeros_(net.proj_out.weight), torch.nn.init.zeros_(net.proj_out.bias)
     x, k, cond = sequence()
     out, _ = net(x, k, cond)
     torch.testing.assert_close(net(2 * x, k, cond)[0], 2 * out)
@@ -281,7 +289,7 @@ def test_the_state_of_a_conv_rnn_is_its_latent():
 def test_the_state_of_space_time_is_the_last_token_and_a_window_of_each_block():
     x, k, cond = sequence()
     _, state = NETS["space_time"](x, k, cond)
-    assert isinstance(state, Memory)
+    assert isinstance(state, SpaceTimeState)
     assert torch.equal(state.x, x[:, -1:])
     assert torch.equal(state.k, k[:, -1:])
     places = EVENT[1] * EVENT[2]
@@ -364,7 +372,7 @@ def test_training_and_judging_see_the_same_network(name, mode):
 def test_blocks_look_back_by_their_windows_and_the_entry_by_one(layers, window, every, reach):
     """Every so many blocks one looks back window-1 tokens, the others one; the convolution at the entry another one."""
     assert reach == 1 + sum((window if i % every == every - 1 else min(2, window)) - 1 for i in range(layers))
-    net = randomised(SpaceTime(EVENT, 2, hidden=8, layers=layers, heads=2, window=window, every=every, levels=K))
+    net = randomised(SpaceTime(EVENT, 2, hidden=8, layers=layers, heads=2, window=window, full_attention_every=every, levels=K))
     t = reach + 3
     parts = sequence(t=t)
     out, _ = net(*parts)
@@ -453,27 +461,6 @@ def test_what_a_token_is_itself_no_other_sees_when_forced(name):
 # As the backbone of a model.
 
 
-@every_net
-def test_copies_of_a_sequence_that_share_a_past_are_each_as_if_alone(name):
-    net, (x, k, cond), (past_x, past_k, _) = NETS[name], sequence(b=6), sequence(b=3, seed=1)
-    if not getattr(net, "shares_past", False):
-        pytest.skip("reads a past for each")
-    cond = cond[::2].repeat_interleave(2, dim=0)
-    shared = net.forced(x, k, cond, past_x, past_k)
-    close(shared, net.forced(x, k, cond, past_x.repeat_interleave(2, dim=0), past_k.repeat_interleave(2, dim=0)))
-
-
-def test_products_of_turned_queries_and_keys_see_how_far_apart_they_are():
-    """The same two vectors, wherever they are: only how many rows and columns lie between counts."""
-    turned, (height, width) = Turned(8, EVENT[1:]), EVENT[1:]
-    query, key = torch.randn(2, 8, generator=seeded(0))
-    places = [turned(v.expand(height * width, 1, 8)).view(height, width, 8) for v in (query, key)]
-    near = (places[0][:-1, :-2] * places[1][1:, 2:]).sum(-1)
-    close(near, near[0, 0].expand_as(near))
-    assert (places[0][0, 0] * places[1][1, 1]).sum() != pytest.approx(float(near[0, 0]), abs=1e-3)
-    close(places[0].norm(dim=-1), query.norm().expand(height, width))
-
-
 def model_of(name, **options):
     return DiffusionForcing(NETS[name], NoiseSchedule(cosine(K)), **options)
 
@@ -503,9 +490,9 @@ def test_roll_outs_have_the_event_of_the_tokens(name, matrix, context):
     """With a context and without, and by the plain loop as by the faster one."""
     model = model_of(name)
     x, _, cond = sequence(t=context + 4)
-    given = x[:, :context] if context else None
+    given = x[:, :context]
     matrix = MATRICES[matrix](model.schedule.ladder(2))
-    options = {"stabilization": 4, "batch": 3}
+    options = {"past": Context(stabilization=4)}
     made, again, plain, other = (
         rollout(model, matrix, 4, given, cond, **options, **more)
         for more in (
@@ -554,7 +541,9 @@ def test_a_roll_out_takes_no_more_room_the_longer_it_is(name, context, monkeypat
     monkeypatch.setattr(model, "absorb", spy)
     x, _, cond = sequence(t=context + 12)
     given = x[:, :context] if context else None
-    chunks = list(stream(model, pyramid(2, model.schedule.ladder(2), 1.0), 12, given, cond, stabilization=3, generator=seeded(0)))
+    chunks = list(
+        stream(model, pyramid(2, model.schedule.ladder(2), 1.0), 12, given, cond, generator=seeded(0), past=Context(stabilization=3))
+    )
     assert [chunk.shape for chunk in chunks] == [(3, 2, *EVENT)] * 6
     assert len(sizes) >= 6
     assert len(set(sizes)) == 1
@@ -580,12 +569,12 @@ def test_recalling_the_past_leads_away_from_what_is_said_without(name):
     assert (with_it.x0 - without.x0).abs().max() > 1e-3
     denoise = model.denoiser(told, state)
     for scale in (0.0, 1.0, 2.5):
-        said = recall(denoise, scale)(token, k)
+        said = history_guidance(denoise, scale)(token, k)
         close(said.x0, without.x0 + scale * (with_it.x0 - without.x0))
         close(said.eps, without.eps + scale * (with_it.eps - without.eps))
-    assert recall(denoise, 1.0) is denoise
+    assert history_guidance(denoise, 1.0) is denoise
     nothing = model.denoiser(told)
-    assert recall(nothing, 3.0) is nothing
+    assert history_guidance(nothing, 3.0) is nothing
     # asked again, of other tokens and of copies, a denoiser says what the model says
     close(denoise(2 * token, k).x0, model.predict(2 * token, k, told, state).x0)
     other = model.absorb(-x[:, :4], cond[:, :4])
@@ -600,7 +589,7 @@ def test_recalling_the_past_leads_away_from_what_is_said_without(name):
 def test_a_model_of_frames_is_saved_with_its_codec(name, tmp_path):
     frames = torch.rand(4, 6, 8, 12, 3, generator=seeded(0))
     codec = Patches.fit(frames, stack=2, patch=2, components=3)
-    model = model_of(name, codec=codec, variance=codec.variance, weight="min_snr")
+    model = model_of(name, codec=codec, preconditioning=Preconditioning(codec.variance), weight="min_snr")
     model.save_pretrained(tmp_path)
     loaded = DiffusionForcing.from_pretrained(tmp_path)
     assert type(loaded.backbone) is BACKBONES[name]
@@ -654,7 +643,7 @@ def test_tokens_that_are_no_pictures_are_refused(kind, event):
         (SpaceTime, EVENT, {"heads": 0}, "heads counts from 1; got 0"),
         (SpaceTime, EVENT, {"layers": 0}, "layers counts from 1; got 0"),
         (SpaceTime, EVENT, {"window": 0}, "window counts from 1; got 0"),
-        (SpaceTime, EVENT, {"every": 0}, "every counts from 1; got 0"),
+        (SpaceTime, EVENT, {"full_attention_every": 0}, "full_attention_every counts from 1; got 0"),
     ],
     ids=str,
 )

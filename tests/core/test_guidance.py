@@ -7,6 +7,7 @@ from oracles import Gaussian, ar1, randomised, seeded
 from diffusion_forcing import (
     RNN,
     DiffusionForcing,
+    MonteCarlo,
     NoiseSchedule,
     Prediction,
     Transformer,
@@ -16,11 +17,10 @@ from diffusion_forcing import (
     cosine,
     full_sequence,
     guide,
-    history,
+    history_guidance,
     linear,
     pin,
     pyramid,
-    recall,
     sample,
 )
 
@@ -72,7 +72,7 @@ def model(causal=True, cond=0, rnn=True):
 @pytest.mark.parametrize("futures", ["resample", "rollout"])
 def test_zero_scale_is_the_identity(form, draws, futures):
     denoise = PROCESS.denoiser()
-    guided = guide(denoise, SCHEDULE, near_two, 0.0, form=form, draws=draws, futures=futures)
+    guided = guide(denoise, SCHEDULE, near_two, 0.0, form=form, draws=MonteCarlo(draws, futures))
     matrix = pyramid(4, SCHEDULE.ladder(10))
     assert torch.equal(sample(guided, SCHEDULE, noise(8), matrix), sample(denoise, SCHEDULE, noise(8), matrix))
     pred = guided(noise(8), levels(0, 10, 500, K, n=8))
@@ -118,7 +118,7 @@ def test_monte_carlo_guidance_raises_the_reward(futures):
     matrix = pyramid(4, SCHEDULE.ladder(20), 5)
     x, means = noise(200), []
     for scale in (0.0, 1.0):
-        guided = guide(PROCESS.denoiser(True), SCHEDULE, near_two, scale, draws=4, futures=futures, generator=seeded(1))
+        guided = guide(PROCESS.denoiser(True), SCHEDULE, near_two, scale, draws=MonteCarlo(4, futures), generator=seeded(1))
         means.append(near_two(sample(guided, SCHEDULE, x, matrix)).mean().item())
     assert means[1] > means[0] + 0.3
 
@@ -205,7 +205,7 @@ def test_where_no_token_is_at_its_levels_guidance_is_the_plain_denoiser(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"draws": 2, "futures": "rollout"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"draws": MonteCarlo(2, "rollout")}], ids=str)
 def test_pinned_tokens_do_not_move(form, options):
     matrix = pin(pin(pyramid(4, SCHEDULE.ladder(10)), 0), 2, 400)
     guided = guide(PROCESS.denoiser(), SCHEDULE, near_two, 5.0, form=form, generator=seeded(0), **options)
@@ -255,7 +255,7 @@ def gradients(draws, futures, repeats=200, reward=near_two):
     """(repeats,) gradients at the present token, each with noise of its own."""
     k, x = levels(0, 300, K, K), noise()
     generator = seeded(0)
-    guided = guide(PROCESS.denoiser(True), SCHEDULE, reward, 1.0, draws=draws, futures=futures, generator=generator)
+    guided = guide(PROCESS.denoiser(True), SCHEDULE, reward, 1.0, draws=MonteCarlo(draws, futures), generator=generator)
     return torch.stack([guided(x, k).grad[0, 1, 0] for _ in range(repeats)])
 
 
@@ -281,7 +281,7 @@ def test_a_draw_is_a_function_of_its_generator():
     before = torch.get_rng_state()
     for futures in ("resample", "rollout"):
         grads = [
-            guide(PROCESS.denoiser(), SCHEDULE, near_two, 1.0, draws=3, futures=futures, generator=seeded(seed))(x, k).grad
+            guide(PROCESS.denoiser(), SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(seed))(x, k).grad
             for seed in (0, 0, 1)
         ]
         assert torch.equal(grads[0], grads[1])
@@ -295,7 +295,7 @@ def test_resampled_futures_keep_the_present(present):
     x, k = noise(2, 5), levels(0, 300, 600, 800, K, n=2)
     process = Gaussian(SCHEDULE, ar1(5, 0.9))
     denoise, shown = record(process.denoiser())
-    guide(denoise, SCHEDULE, near_two, 1.0, draws=3, present=present, generator=seeded(0))(x, k)
+    guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, present=present), generator=seeded(0))(x, k)
     (first, _), (futures, future_k) = shown
     assert torch.equal(first, x)
     assert torch.equal(future_k, k.repeat_interleave(3, 0))
@@ -322,7 +322,7 @@ def test_an_absent_future_is_fresh_noise_and_no_more(futures):
     """At K the last trace of signal is too small to see but its derivative is not: no gradient reaches what stood there."""
     net = randomised(DiffusionForcing(RNN(1, hidden=16, levels=K), SCHEDULE, parameterization="eps"))
     x, k = torch.randn(2, 4, 1, generator=seeded(0)), levels(0, 300, 600, K, n=2)
-    pred = guide(net.denoiser(), SCHEDULE, last, 1.0, draws=2, futures=futures, generator=seeded(1))(x, k)
+    pred = guide(net.denoiser(), SCHEDULE, last, 1.0, draws=MonteCarlo(2, futures), generator=seeded(1))(x, k)
     assert torch.equal(pred.grad[:, 3], torch.zeros(2, 1))
     assert (pred.grad[:, 1] != 0).all()
 
@@ -330,7 +330,7 @@ def test_an_absent_future_is_fresh_noise_and_no_more(futures):
 def test_a_rolled_out_future_ends_clean():
     x, k = noise(), levels(0, 300, 600, K)
     denoise, shown = record(PROCESS.denoiser())
-    guide(denoise, SCHEDULE, near_two, 1.0, draws=2, futures="rollout", steps=4, generator=seeded(0))(x, k)
+    guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(2, "rollout", steps=4), generator=seeded(0))(x, k)
     rows = [k[0].tolist() for _, k in shown]
     assert rows[0] == [0, 300, 600, K]
     assert rows[1:] == [[0, 300, 600, K], [0, 300, 450, 750], [0, 300, 300, 500], [0, 300, 150, 250], [0, 300, 0, 0]]
@@ -349,7 +349,7 @@ def test_a_reward_sees_sampled_futures_when_rolled_out_and_mean_ones_otherwise()
             seen.append(clean.detach())
             return last(clean)
 
-        guide(process.denoiser(True), SCHEDULE, reward, 1.0, draws=4000, futures=futures, steps=60, generator=seeded(0))(x, k)
+        guide(process.denoiser(True), SCHEDULE, reward, 1.0, draws=MonteCarlo(4000, futures, steps=60), generator=seeded(0))(x, k)
         spread[futures] = seen[-1][:, 2, 0].std().item()
         assert seen[-1][:, 1].std() < 1e-6
     assert spread["resample"] < 0.01
@@ -363,13 +363,13 @@ def test_draws_go_with_a_condition_and_a_past(rnn, futures):
     past = net.absorb(torch.randn(2, 3, 1, generator=seeded(0)), torch.ones(2, 3, 1))
     denoise = net.denoiser(torch.ones(2, 4, 1), past)
     x, k = torch.randn(2, 4, 1, generator=seeded(1)), levels(0, 300, 600, 900, n=2)
-    pred = guide(denoise, SCHEDULE, near_two, 1.0, draws=3, futures=futures, generator=seeded(2))(x, k)
+    pred = guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(2))(x, k)
     assert pred.grad.shape == x.shape
     assert (pred.grad[:, 1:] != 0).all()
     # Each sequence is guided by its own futures.
     changed = x.clone()
     changed[1] += 1
-    other = guide(denoise, SCHEDULE, near_two, 1.0, draws=3, futures=futures, generator=seeded(2))(changed, k)
+    other = guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(2))(changed, k)
     torch.testing.assert_close(other.grad[0], pred.grad[0])
 
 
@@ -377,10 +377,7 @@ def test_draws_go_with_a_condition_and_a_past(rnn, futures):
     ("options", "words"),
     [
         ({"draws": 0}, "count from 1; got draws=0"),
-        ({"present": 0}, "count from 1.*present=0"),
-        ({"steps": 0}, "count from 1.*steps=0"),
         ({"form": "x0"}, "form is 'step' or 'eps'.*got 'x0'"),
-        ({"futures": "mean"}, "'resample' or 'rollout'.*'mean'"),
         ({"levels": (600, 300)}, r"0 <= lo <= hi <= 1000; got \(600, 300\)"),
         ({"levels": (-1, 300)}, r"got \(-1, 300\)"),
         ({"levels": (0, 1001)}, r"got \(0, 1001\)"),
@@ -390,6 +387,20 @@ def test_draws_go_with_a_condition_and_a_past(rnn, futures):
 def test_a_guide_that_makes_no_sense_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         guide(PROCESS.denoiser(), SCHEDULE, last, 1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"present": 0}, "count from 1.*present=0"),
+        ({"steps": 0}, "count from 1.*steps=0"),
+        ({"futures": "mean"}, "'resample' or 'rollout'.*'mean'"),
+    ],
+    ids=str,
+)
+def test_futures_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        MonteCarlo(**options)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +484,7 @@ def test_history_guidance_goes_from_no_history_to_the_history_and_beyond(tokens)
     assert not torch.allclose(plain.x0[:, 2:], without.x0[:, 2:], atol=1e-3)
 
     def at(scale):
-        return history(net.denoiser(), SCHEDULE, tokens, scale, generator=seeded(7))(x, k)
+        return history_guidance(net.denoiser(), scale, schedule=SCHEDULE, tokens=tokens, generator=seeded(7))(x, k)
 
     assert torch.equal(at(1.0).x0, plain.x0)
     torch.testing.assert_close(at(0.0).x0, without.x0)
@@ -483,7 +494,7 @@ def test_history_guidance_goes_from_no_history_to_the_history_and_beyond(tokens)
 def test_one_token_of_history():
     x, k = noise(2), levels(0, 300, 600, 900, n=2)
     denoise, shown = record(PROCESS.denoiser())
-    history(denoise, SCHEDULE, 0, 2.0, generator=seeded(0))(x, k)
+    history_guidance(denoise, 2.0, schedule=SCHEDULE, tokens=0, generator=seeded(0))(x, k)
     assert [row[0].tolist() for _, row in shown] == [[0, 300, 600, 900], [K, 300, 600, 900]]
 
 
@@ -493,7 +504,7 @@ def test_a_vague_history_is_noised_on_to_its_level_and_never_back():
     k = levels(0, 200, 800, n=30_000)
     x = SCHEDULE.add_noise(clean, k, torch.randn(clean.shape, generator=seeded(0), dtype=torch.float64))
     denoise, shown = record(Gaussian(SCHEDULE, ar1(3, 0.9)).denoiser())
-    history(denoise, SCHEDULE, [0, 1, 2], 0.5, level=500, generator=seeded(1))(x, k)
+    history_guidance(denoise, 0.5, schedule=SCHEDULE, tokens=[0, 1, 2], level=500, generator=seeded(1))(x, k)
     vague, level = shown[1]
     assert level[0].tolist() == [500, 500, 800]
     assert torch.equal(shown[0][0], x)
@@ -510,18 +521,18 @@ def test_recall_is_history_guidance_for_a_past_inside_a_state(rnn):
     x, k = torch.randn(3, 6, 1, generator=seeded(0)), levels(0, 0, 0, 600, 900, 900, n=3)
     denoise = net.denoiser(None, net.absorb(x[:, :3]))
     with_it, without = denoise(x[:, 3:], k[:, 3:]), net.predict(x[:, 3:], k[:, 3:])
-    said = recall(denoise, 2.0)(x[:, 3:], k[:, 3:])
+    said = history_guidance(denoise, 2.0)(x[:, 3:], k[:, 3:])
     assert not torch.allclose(with_it.x0, without.x0, atol=1e-3)
     torch.testing.assert_close(said.x0, 2 * with_it.x0 - without.x0)
     torch.testing.assert_close(said.eps, 2 * with_it.eps - without.eps)
     with pytest.raises(ValueError, match="let it be the innermost"):
-        recall(lambda x, k: denoise(x, k), 2.0)
+        history_guidance(lambda x, k: denoise(x, k), 2.0)
 
 
 def test_history_leaves_its_inputs_alone():
     x, k = noise(2), levels(0, 300, 600, 900, n=2).clone()
     kept, rows = x.clone(), k.clone()
-    history(PROCESS.denoiser(), SCHEDULE, slice(0, 2), 2.0, generator=seeded(0))(x, k)
+    history_guidance(PROCESS.denoiser(), 2.0, schedule=SCHEDULE, tokens=slice(0, 2), generator=seeded(0))(x, k)
     assert torch.equal(x, kept)
     assert torch.equal(k, rows)
 
@@ -529,7 +540,7 @@ def test_history_leaves_its_inputs_alone():
 @pytest.mark.parametrize("level", [-1, 1001])
 def test_a_history_cannot_be_vaguer_than_noise(level):
     with pytest.raises(ValueError, match=rf"0\.\.1000; got {level}"):
-        history(PROCESS.denoiser(), SCHEDULE, 0, 2.0, level=level)
+        history_guidance(PROCESS.denoiser(), 2.0, schedule=SCHEDULE, tokens=0, level=level)
 
 
 def test_the_eps_form_wants_a_range_where_alpha_is_tiny():

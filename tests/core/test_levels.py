@@ -5,7 +5,7 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing import independent, mixture, shared, staircase, teacher_forced
-from diffusion_forcing.levels import DRAWS, by_name, continued, extended, lapses, remembered
+from diffusion_forcing.levels import DRAWS, by_name, noisy_context, noisy_prefix, sensor_dropout, shared_with_prefix
 
 K = 10
 MANY = (20_000, 5)
@@ -92,7 +92,7 @@ def test_one_token_is_a_staircase_too():
 def test_a_continued_sequence_has_a_low_past_and_then_anything():
     """The past ends anywhere, so of token i of t a share i / (t-1) is free; what is free is uniform."""
     levels, t = 1000, 6
-    k, past = continued((20_000, t), levels, seeded(0))
+    k, past = noisy_prefix((20_000, t), levels, seeded(0))
     assert past is None
     assert k.shape == (20_000, t)
     assert k.dtype == torch.int64
@@ -106,7 +106,7 @@ def test_a_continued_sequence_has_a_low_past_and_then_anything():
 
 def test_what_is_free_stays_free_to_the_end():
     """After a token above what a past can have, all are uniform, whatever it was."""
-    k, _ = continued((20_000, 5), 1000, seeded(0))
+    k, _ = noisy_prefix((20_000, 5), 1000, seeded(0))
     free = k[:, 2] > 400
     assert_uniform(k[free][:, 3:], 1000)
     assert abs(correlation(k[free][:, 3], k[free][:, 4])) < 0.03
@@ -114,12 +114,12 @@ def test_what_is_free_stays_free_to_the_end():
 
 def test_half_of_the_pasts_are_clean_and_the_others_doubted_token_by_token():
     levels = 1000
-    k, _ = continued((20_000, 2), levels, seeded(0))  # of two tokens the first is past
+    k, _ = noisy_prefix((20_000, 2), levels, seeded(0))  # of two tokens the first is past
     clean = k[:, 0] == 0
     assert clean.float().mean().item() == pytest.approx(0.5, abs=0.03)
     doubted = k[~clean][:, 0].double() / levels
     assert doubted.mean().item() == pytest.approx(0.1, abs=0.01)  # a doubt up to 0.4, of which a share: a quarter of it
-    k, _ = continued((20_000, 5), levels, seeded(0))
+    k, _ = noisy_prefix((20_000, 5), levels, seeded(0))
     low = (k[:, :3] <= 0.4 * levels).all(1)
     whole = (k[:, :2] == 0).all(1)
     assert ((k[low & ~whole][:, 0] != k[low & ~whole][:, 1]).float().mean()) > 0.9
@@ -127,14 +127,14 @@ def test_half_of_the_pasts_are_clean_and_the_others_doubted_token_by_token():
 
 @pytest.mark.parametrize("most", [0.0, 0.1, 1.0])
 def test_the_doubt_about_a_past_is_bounded_as_asked(most):
-    k, _ = continued((5_000, 2), 1000, seeded(0), most=most)
+    k, _ = noisy_prefix((5_000, 2), 1000, seeded(0), most=most)
     assert k[:, 0].max() <= 1000 * most
     assert k[:, 0].max() >= 900 * most
 
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_short_sequences_are_continued_too(t):
-    k, _ = continued((500, t), K, seeded(0))
+    k, _ = noisy_prefix((500, t), K, seeded(0))
     assert k.shape == (500, t)
     assert k.min() >= 0
     assert k.max() <= K
@@ -165,7 +165,7 @@ def test_a_mixture_with_teacher_forcing_says_how_each_past_is_seen():
 
 def test_a_remembered_past_is_clean_a_little_noisy_or_doubted_here_and_there():
     levels = 1000
-    k, past = remembered((30_000, 6), levels, seeded(0))
+    k, past = noisy_context((30_000, 6), levels, seeded(0))
     assert_uniform(k, levels)
     assert abs(correlation(k, past)) < 0.02
     high = past > 0.4 * levels
@@ -179,14 +179,14 @@ def test_a_remembered_past_is_clean_a_little_noisy_or_doubted_here_and_there():
 
 def test_an_extended_sequence_has_a_clean_past_and_then_one_level():
     t, levels = 5, 1000
-    k, past = extended((20_000, t), levels, seeded(0))
+    k, past = shared_with_prefix((20_000, t), levels, seeded(0))
     assert past is None
     ends = (k == k[:, -1:]).int().argmax(1)  # the first token at the level of the last
     assert all(not row[:end].any() and (row[end:] == row[-1]).all() for row, end in zip(k[:500], ends[:500], strict=True))
     noisy = ends[k[:, -1] > 0]
     assert (torch.bincount(noisy, minlength=t)[1:] / len(noisy) - 1 / (t - 1)).abs().max() < 0.02
     assert k[:, -1].float().mean() == pytest.approx(levels / 2, rel=0.02)
-    assert_uniform(extended((5000, 1), K, seeded(0)).k, K)  # one token has no past, and is there to be learned
+    assert_uniform(shared_with_prefix((5000, 1), K, seeded(0)).k, K)  # one token has no past, and is there to be learned
 
 
 @pytest.mark.parametrize("name", [*DRAWS, "independent+staircase", "shared + teacher_forced"])
@@ -217,7 +217,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(name):
 
 def test_lapses_are_stretches_of_what_is_seen_and_never_of_what_was_done():
     levels, period, moments = 100, 3, 40
-    k = lapses((4000, moments * period), levels, period, seeded(0)).view(-1, moments, period)
+    k = sensor_dropout((4000, moments * period), levels, period, seeded(0)).view(-1, moments, period)
     assert (k[:, :, -1] == 0).all()
     lapsed = k > 0
     parts = lapsed.any(1)  # which parts of a sequence have any
@@ -233,8 +233,8 @@ def test_lapses_are_stretches_of_what_is_seen_and_never_of_what_was_done():
 
 def test_a_remembered_past_lapses_where_moments_have_parts():
     levels = 100
-    k, past = by_name("remembered", 3)((3000, 30), levels, seeded(0))
-    plain = by_name("remembered")((3000, 30), levels, seeded(0))
+    k, past = by_name("noisy_context", 3)((3000, 30), levels, seeded(0))
+    plain = by_name("noisy_context")((3000, 30), levels, seeded(0))
     assert torch.equal(k, plain.k)  # only some of the doubted pasts differ
     differs = (past != plain.past).any(1)
     assert 0.12 < differs.float().mean() < 0.2
@@ -243,4 +243,4 @@ def test_a_remembered_past_lapses_where_moments_have_parts():
 
 @pytest.mark.parametrize("t", [1, 2, 3, 7])
 def test_lapses_fit_windows_that_end_within_a_moment(t):
-    assert lapses((5, t), 10, 3, seeded(0)).shape == (5, t)
+    assert sensor_dropout((5, t), 10, 3, seeded(0)).shape == (5, t)

@@ -6,7 +6,7 @@ from oracles import randomised, seeded
 from torch import nn
 
 from diffusion_forcing import RNN, Denoiser, DiffusionForcing, FusedSNR, MinSNR, NoiseSchedule, Transformer, Uniform, cosine, linear
-from diffusion_forcing.model import repeat_state
+from diffusion_forcing.backbones import repeat_state
 
 K = 30
 SCHEDULE = NoiseSchedule(cosine(K))

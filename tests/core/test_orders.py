@@ -10,6 +10,7 @@ from diffusion_forcing import (
     RNN,
     DiffusionForcing,
     NoiseSchedule,
+    Sampler,
     Transformer,
     autoregressive,
     cosine,
@@ -71,10 +72,11 @@ def assert_same(name, matrix, *, eta=0.0, hold="keep", lift=0, **options):
     """The fast order against the plain loop: tokens, and what is remembered of them above the level `lift`."""
     x, denoiser = inputs(name, matrix.shape[1], **options)
     with torch.no_grad():
-        quick = FAST[name](denoiser, x, matrix, eta=eta, hold=hold, generator=seeded(3), lift=lift)
-        plain = sampling._run(lambda x, k: denoiser(x, k), SCHEDULE, x, matrix, eta, hold, seeded(3), lift=lift)
+        quick = FAST[name](denoiser, x, matrix, Sampler(eta=eta, hold=hold), seeded(3), lift)
+        sampler = Sampler(eta=eta, hold=hold).along(matrix)
+        plain = sampling.follow(lambda x, k: denoiser(x, k), SCHEDULE, x, sampler, seeded(3), min_context_level=lift)
     torch.testing.assert_close(quick.x, plain.x, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(quick.seen, plain.seen, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(quick.context, plain.context, rtol=1e-4, atol=1e-4)
     assert torch.equal(quick.level, plain.level)
     # The same through the front door, which chooses the order by itself.
     chosen = sample(denoiser, SCHEDULE, x, matrix, eta=eta, hold=hold, generator=seeded(3))
@@ -164,7 +166,7 @@ def count(name, matrix, method):
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_full_sequence_takes_m_plus_t_minus_1_waves(steps, tokens):
     matrix = full_sequence(tokens, SCHEDULE.ladder(steps))
-    waves = fast._waves(fast._moves(matrix, "keep", K))
+    waves = fast._waves(fast.moves(matrix, "keep", K))
     assert len(waves) == steps + tokens - 1
     cells = sorted((row, token) for rows, columns in waves for row, token in zip(rows.tolist(), columns.tolist(), strict=True))
     assert cells == [(row, token) for row in range(steps) for token in range(tokens)], "each cell once"
@@ -174,7 +176,7 @@ def test_full_sequence_takes_m_plus_t_minus_1_waves(steps, tokens):
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_autoregressive_computes_each_cell_that_moves_and_each_clean_token_once(steps, tokens):
     """No wave looks at tokens that still wait, and a finished token is read once more and never again."""
-    waves = fast._waves(fast._moves(autoregressive(tokens, SCHEDULE.ladder(steps)), "keep", K))
+    waves = fast._waves(fast.moves(autoregressive(tokens, SCHEDULE.ladder(steps)), "keep", K))
     assert sum(len(rows) for rows, _ in waves) == tokens * steps + tokens - 1
 
 
@@ -182,7 +184,7 @@ def test_autoregressive_computes_each_cell_that_moves_and_each_clean_token_once(
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_waves_respect_what_each_cell_needs(matrix, hold):
     """Every cell that moves is computed, in a wave after its token's last step, with no token twice in a wave."""
-    moves = fast._moves(matrix, hold, K)
+    moves = fast.moves(matrix, hold, K)
     done = {}
     for wave, (rows, tokens) in enumerate(fast._waves(moves)):
         assert len(set(tokens.tolist())) == len(tokens)
@@ -217,15 +219,15 @@ def test_a_model_that_sees_everything_takes_the_plain_loop():
 
 def test_a_token_moves_where_a_step_gives_it_a_new_value():
     matrix = torch.tensor([[K, K, 7, 7, 0], [K, 7, 7, 0, 0]])
-    assert fast._moves(matrix, "keep", K).tolist() == [[False, True, False, True, False]]
-    assert fast._moves(matrix, "resample", K).tolist() == [[False, True, True, True, False]]
+    assert fast.moves(matrix, "keep", K).tolist() == [[False, True, False, True, False]]
+    assert fast.moves(matrix, "resample", K).tolist() == [[False, True, True, True, False]]
 
 
 def test_settled_counts_tokens_that_never_move_again():
-    moves = fast._moves(autoregressive(3, SCHEDULE.ladder(2)), "keep", K)
+    moves = fast.moves(autoregressive(3, SCHEDULE.ladder(2)), "keep", K)
     assert fast._settled(moves).tolist() == [0, 0, 1, 1, 2, 2]
-    assert fast._settled(fast._moves(pin(full_sequence(3, SCHEDULE.ladder(2)), [0, 1]), "keep", K)).tolist() == [2, 2]
-    assert fast._settled(fast._moves(pin(full_sequence(3, SCHEDULE.ladder(2)), 1), "keep", K)).tolist() == [0, 0]
+    assert fast._settled(fast.moves(pin(full_sequence(3, SCHEDULE.ladder(2)), [0, 1]), "keep", K)).tolist() == [2, 2]
+    assert fast._settled(fast.moves(pin(full_sequence(3, SCHEDULE.ladder(2)), 1), "keep", K)).tolist() == [0, 0]
 
 
 @every_model

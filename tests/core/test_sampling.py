@@ -9,18 +9,20 @@ from oracles import Gaussian, ar1, believing, mixed, oracle, randomised, seeded
 
 from diffusion_forcing import (
     RNN,
+    Context,
     DiffusionForcing,
     NoiseSchedule,
     Prediction,
+    Sampler,
     Transformer,
     autoregressive,
-    conveyor,
     cosine,
     ddim_step,
     full_sequence,
     linear,
     pin,
     pyramid,
+    rolling,
     rollout,
     sample,
     sigmoid,
@@ -30,6 +32,7 @@ from diffusion_forcing import (
 )
 from diffusion_forcing.parameterization import to_prediction
 from diffusion_forcing.schedule import expand
+from diffusion_forcing.solver import amplitudes, solver_step
 
 SCHEDULE = NoiseSchedule(cosine(1000))
 MATRICES = {
@@ -277,7 +280,8 @@ def test_a_shared_level_steps_as_the_ddim_scheduler_of_diffusers(name, eta, step
     for level, lower in pairwise(ladder):
         x, out, pred, noise = one_level(schedule, name, level, seed=level)
         expected = theirs.step(out, level - 1, x, eta=eta, variance_noise=noise if eta else None).prev_sample
-        stepped = ddim_step(schedule, x, pred, torch.full((3,), level), torch.full((3,), lower), eta=eta, noise=noise)
+        levels = amplitudes(schedule, torch.full((3,), level), torch.full((3,), lower), x)
+        stepped = solver_step(x, pred, levels, Sampler(eta=eta), noise)
         torch.testing.assert_close(stepped, expected, rtol=1e-7, atol=1e-7)
 
 
@@ -375,7 +379,7 @@ def refuse(**changes):
         ({"eta": -0.1}, "eta goes from 0.*got -0.1"),
         ({"eta": 1.5}, "eta goes from 0.*got 1.5"),
         ({"eta": float("nan")}, "eta goes from 0.*got nan"),
-        ({"hold": "drop"}, "'keep' or 'resample'; got 'drop'"),
+        ({"hold": "drop"}, "hold is one of keep, resample; got 'drop'"),
         ({"matrix": torch.tensor([[0, 0, 0], [5, 0, 0]])}, "rises"),
         ({"matrix": torch.tensor([[1001, 0, 0], [0, 0, 0]])}, r"0\.\.1000"),
     ],
@@ -433,14 +437,14 @@ def test_a_rollout_is_window_after_window(build, length, eta):
             state = net.absorb(x, here, state)
         windows.append(x)
         done += width
-    out = rollout(net, matrix, length, past, cond, eta=eta, generator=seeded(0))
+    out = rollout(net, Sampler(eta=eta).along(matrix), length, past, cond, generator=seeded(0))
     assert out.shape == (2, length, 2)
     torch.testing.assert_close(out, torch.cat(windows, 1), rtol=1e-5, atol=1e-5)
 
 
 @every_kind
 def test_a_rollout_needs_no_context(build):
-    out = rollout(build(), full_sequence(4, LADDER), 6, batch=3, generator=seeded(0))
+    out = rollout(build(), full_sequence(4, LADDER), 6, torch.zeros(3, 0, 2), generator=seeded(0))
     assert out.shape == (3, 6, 2)
     assert rollout(build(), full_sequence(4, LADDER), 6, generator=seeded(0)).shape == (1, 6, 2)
     cond = torch.zeros(5, 6, 1)
@@ -460,7 +464,7 @@ def test_the_context_matters_and_so_does_every_token_of_it(build):
 
 @every_kind
 def test_a_rollout_goes_far_past_its_horizon(build):
-    out = rollout(build(), full_sequence(2, SMALL.ladder(2)), 101, context(), memory=4, generator=seeded(0))
+    out = rollout(build(), full_sequence(2, SMALL.ladder(2)), 101, context(), generator=seeded(0), past=Context(memory=4))
     assert out.shape == (2, 101, 2)
     assert out.isfinite().all()
     assert out[:, 50:].std() > 0.01
@@ -489,7 +493,7 @@ def test_a_stream_runs_in_constant_memory(build, memory):
     """The state it carries does not grow: the latent of an RNN, the cache of a windowed transformer, or what `memory` keeps."""
     net = build()
     calls = spy(net, "absorb")
-    windows = stream(net, full_sequence(2, SMALL.ladder(2)), 300, context(1), memory=memory, generator=seeded(0))
+    windows = stream(net, full_sequence(2, SMALL.ladder(2)), 300, context(1), generator=seeded(0), past=Context(memory=memory))
     assert not calls, "nothing is computed before it is asked for"
     sizes = []
     for window in windows:
@@ -512,10 +516,7 @@ def test_a_stream_is_a_rollout_in_pieces():
     net, matrix = KINDS["rnn"](), full_sequence(4, LADDER)
     pieces = list(stream(net, matrix, 10, context(), generator=seeded(0)))
     assert [piece.shape[1] for piece in pieces] == [4, 4, 2]
-    told = []
-    out = rollout(net, matrix, 10, context(), on_chunk=told.append, generator=seeded(0))
-    assert torch.equal(torch.cat(pieces, 1), out)
-    assert told == [4, 4, 2]
+    assert torch.equal(torch.cat(pieces, 1), rollout(net, matrix, 10, context(), generator=seeded(0)))
 
 
 @every_kind
@@ -532,7 +533,7 @@ def test_memory_keeps_the_last_tokens_only(build, memory, width):
             state = net.absorb(tokens[:, recent], cond[:, recent]) if memory else None
         x = start(SMALL, matrix, (2, 2), generator=generator)
         tokens = torch.cat([tokens, sample(net.denoiser(cond[:, n : n + 2], state), SMALL, x, matrix)], 1)
-    out = rollout(net, matrix, 8, context(), cond, memory=memory, generator=seeded(0))
+    out = rollout(net, matrix, 8, context(), cond, generator=seeded(0), past=Context(memory=memory))
     torch.testing.assert_close(out, tokens[:, 3:], rtol=1e-4, atol=1e-5)
 
 
@@ -541,7 +542,7 @@ def test_memory_of_everything_is_the_state_carried_on(kind):
     """(A windowed transformer reads further back through its layers than its window is long.)"""
     net, matrix = KINDS[kind](), full_sequence(2, LADDER)
     carried = rollout(net, matrix, 8, context(), generator=seeded(0))
-    read = rollout(net, matrix, 8, context(), memory=100, generator=seeded(0))
+    read = rollout(net, matrix, 8, context(), generator=seeded(0), past=Context(memory=100))
     torch.testing.assert_close(carried, read, rtol=1e-4, atol=1e-5)
 
 
@@ -559,7 +560,7 @@ def test_commit_keeps_the_first_tokens_of_each_window(build, commit):
         with torch.no_grad():
             state = net.absorb(x, None, state)
         kept.append(x)
-    out = rollout(net, matrix, length, context(), commit=commit, generator=seeded(0))
+    out = rollout(net, matrix, length, context(), generator=seeded(0), past=Context(commit=commit))
     assert out.shape == (2, length, 2)
     torch.testing.assert_close(out, torch.cat(kept, 1), rtol=1e-4, atol=1e-5)
 
@@ -580,7 +581,7 @@ def absorbed(net, matrix, length=8, **options):
 def test_the_context_is_committed_as_clean(build):
     net = build()
     calls = spy(net, "absorb")
-    list(stream(net, full_sequence(4, LADDER), 4, context(), stabilization=5, generator=seeded(0)))
+    list(stream(net, full_sequence(4, LADDER), 4, context(), generator=seeded(0), past=Context(stabilization=5)))
     (arguments, options, _), _ = calls
     assert torch.equal(arguments[0], context())
     assert options["level"] == 0
@@ -596,7 +597,7 @@ def test_without_stabilization_tokens_join_the_past_as_they_are(build):
 
 @every_kind
 def test_label_only_says_the_level(build):
-    tokens, levels, windows = absorbed(build(), full_sequence(4, LADDER), stabilization=3, how="label")
+    tokens, levels, windows = absorbed(build(), full_sequence(4, LADDER), past=Context(stabilization=3, mode="label"))
     for token, level, window in zip(tokens, levels, windows, strict=True):
         assert torch.equal(token, window)
         assert (level == 3).all()
@@ -605,7 +606,7 @@ def test_label_only_says_the_level(build):
 @every_kind
 def test_noise_noises_the_finished_token_to_the_level(build):
     net = build()
-    tokens, levels, windows = absorbed(net, full_sequence(4, LADDER), length=400, stabilization=3, how="noise", memory=4)
+    tokens, levels, windows = absorbed(net, full_sequence(4, LADDER), length=400, past=Context(stabilization=3, mode="noise", memory=4))
     k = torch.tensor(3)
     # memory keeps the last four tokens: just the window.
     left = torch.stack([token - SMALL.alpha(k) * window for token, window in zip(tokens, windows, strict=True)])
@@ -620,7 +621,7 @@ def test_path_takes_tokens_as_they_were_on_their_way_down(build, stabilization, 
     """At the last rung of 0, 5, 10, 15, 20 that is not below the level asked for."""
     net = build()
     matrix = pyramid(4, LADDER, 2)
-    tokens, levels, windows = absorbed(net, matrix, length=4, stabilization=stabilization, how="path")
+    tokens, levels, windows = absorbed(net, matrix, length=4, past=Context(stabilization=stabilization, mode="path"))
     assert (levels[0] == rung).all()
     # By hand: watch the same window on its way down.
     with torch.no_grad():
@@ -639,8 +640,8 @@ def test_each_backbone_has_a_way_of_its_own():
     """An RNN carries the latent of the way down, a transformer noises its context."""
     for build, how in ((KINDS["rnn"], "path"), (KINDS["causal"], "noise"), (KINDS["seeing"], "noise")):
         matrix = full_sequence(4, LADDER)
-        own = rollout(build(), matrix, 12, context(), stabilization=3, generator=seeded(0))
-        named = rollout(build(), matrix, 12, context(), stabilization=3, how=how, generator=seeded(0))
+        own = rollout(build(), matrix, 12, context(), generator=seeded(0), past=Context(stabilization=3))
+        named = rollout(build(), matrix, 12, context(), generator=seeded(0), past=Context(stabilization=3, mode=how))
         plain = rollout(build(), matrix, 12, context(), generator=seeded(0))
         assert torch.equal(own, named)
         assert torch.allclose(own[:, :4], plain[:, :4], atol=1e-5)
@@ -677,26 +678,25 @@ def test_a_rollout_builds_no_graph():
     ("options", "words"),
     [
         ({"length": 0}, "at least one token; got length=0"),
-        ({"commit": 0}, r"4 tokens are kept, 1\.\.4; got 0"),
-        ({"commit": 5}, r"4 tokens are kept, 1\.\.4; got 5"),
-        ({"stabilization": -1}, r"0\.\.20.*got -1"),
-        ({"stabilization": 21}, r"0\.\.20.*got 21"),
-        ({"memory": -1}, "memory counts tokens.*got -1"),
+        ({"past": {"commit": 0}}, "commit counts tokens from 1.*got 0"),
+        ({"past": {"commit": 5}}, r"4 tokens are kept, 1\.\.4; got 5"),
+        ({"past": {"stabilization": -1}}, "level >= 0.*got -1"),
+        ({"past": {"stabilization": 21}}, r"0\.\.20.*got 21"),
+        ({"past": {"memory": -1}}, "memory counts tokens.*got -1"),
         ({"cond": torch.zeros(2, 8, 0)}, r"3 tokens of the context and the 6 to generate \(9\); it has 8"),
         ({"matrix": torch.tensor([[0, 0], [5, 0]])}, "rises"),
-        ({"eta": 2.0}, "eta goes from 0"),
-        ({"hold": "drop"}, "'keep' or 'resample'"),
-        ({"how": "trace", "stabilization": 3}, "path.*noise.*label.*'trace'"),
+        ({"past": {"mode": "trace", "stabilization": 3}}, "path.*noise.*label.*'trace'"),
     ],
     ids=str,
 )
 def test_rollout_says_what_is_wrong(options, words):
     arguments = {"matrix": full_sequence(4, LADDER), "length": 6, "context": context()} | options
+    past = arguments.pop("past", {})
     with pytest.raises(ValueError, match=words):
-        rollout(KINDS["rnn"](), **arguments)
+        rollout(KINDS["rnn"](), **arguments, past=Context(**past))
 
 
-# On a conveyor.
+# On a rolling.
 
 causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]], ids=["rnn", "causal"])
 
@@ -707,7 +707,7 @@ causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]],
 def test_a_conveyor_is_one_long_pyramid(backbone, slope, length):
     net = randomised(DiffusionForcing(backbone, SMALL))
     cond = torch.randn(2, 3 + length, 3, generator=seeded(8))
-    made = torch.cat(list(conveyor(net, LADDER, length, context(), cond, slope=slope, generator=seeded(0))), dim=1)
+    made = torch.cat(list(rolling(net, Sampler(4, slope=slope), length, context(), cond, generator=seeded(0))), dim=1)
     generator = seeded(0)
     x = torch.cat([torch.randn(2, 1, 2, generator=generator) for _ in range(length)], dim=1)
     with torch.no_grad():
@@ -719,9 +719,9 @@ def test_a_conveyor_is_one_long_pyramid(backbone, slope, length):
 @causal_kinds
 @pytest.mark.parametrize("how", ["path", "noise", "label"])
 def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
-    net, options = build(), {"stabilization": 6, "how": how, "eta": 0.5}
-    made = [*conveyor(net, LADDER, 5, context(), slope=4, generator=seeded(0), **options)]
-    expected = [*stream(net, full_sequence(1, LADDER), 5, context(), generator=seeded(0), **options)]
+    net, past, sampler = build(), Context(stabilization=6, mode=how), Sampler(4, slope=4, eta=0.5)
+    made = [*rolling(net, sampler, 5, context(), past=past, generator=seeded(0))]
+    expected = [*stream(net, sampler.along(full_sequence(1, LADDER)), 5, context(), past=past, generator=seeded(0))]
     assert [token.shape for token in made] == [(2, 1, 2)] * 5
     torch.testing.assert_close(torch.cat(made, dim=1), torch.cat(expected, dim=1), rtol=1e-4, atol=1e-5)
 
@@ -730,9 +730,10 @@ def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
 def test_tokens_leave_a_conveyor_stabilized(build):
     """Those that follow see another past, the first does not."""
     net = build()
-    options = {"slope": 2, "how": "label", "generator": seeded(0)}  # which draws nothing, so that all else is equal
     plain, stable = (
-        torch.cat([*conveyor(net, LADDER, 6, context(), **options | {"generator": seeded(0)}, stabilization=level)], dim=1)
+        torch.cat(
+            [*rolling(net, Sampler(4, slope=2), 6, context(), past=Context(stabilization=level, mode="label"), generator=seeded(0))], dim=1
+        )
         for level in (0, 10)
     )
     assert torch.equal(plain[:, 0], stable[:, 0])
@@ -744,7 +745,7 @@ def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
     net, carried = KINDS["causal"](), []
     predict = net.predict
     monkeypatch.setattr(net, "predict", lambda x, *rest: carried.append(x.shape[1]) or predict(x, *rest))
-    tokens = conveyor(net, LADDER, 50, context(), slope=2, generator=seeded(0))
+    tokens = rolling(net, Sampler(4, slope=2), 50, context(), generator=seeded(0))
     next(tokens)
     assert carried == [1, 1, 2, 2]
     assert sum(1 for _ in tokens) == 49
@@ -756,22 +757,18 @@ def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
     ("options", "words"),
     [
         ({"length": 0}, "at least one token; got length=0"),
-        ({"slope": 0}, r"4 rows .* 1\.\.4; got 0"),
-        ({"slope": 5}, r"1\.\.4; got 5"),
-        ({"slope": 2.5}, r"1\.\.4; got 2.5"),
-        ({"ladder": LADDER.flip(0)}, "a ladder is ascending"),
-        ({"ladder": LADDER[:-1]}, "must end at K=20; it ends at 15"),
-        ({"eta": 5.0}, "eta goes from 0"),
-        ({"stabilization": 21}, r"0\.\.20.*got 21"),
-        ({"how": "trace"}, "'trace'"),
+        ({"sampler": Sampler(4, slope=0)}, r"4 rows .* 1\.\.4; got 0"),
+        ({"sampler": Sampler(4, slope=5)}, r"1\.\.4; got 5"),
+        ({"sampler": Sampler(4, slope=2.5)}, r"1\.\.4; got 2.5"),
+        ({"past": Context(stabilization=21)}, r"0\.\.20.*got 21"),
         ({"model": KINDS["seeing"]()}, "must be causal"),
     ],
     ids=str,
 )
 def test_a_conveyor_says_what_is_wrong(options, words):
-    arguments = {"model": KINDS["rnn"](), "ladder": LADDER, "length": 6, "context": context(), "slope": 2} | options
+    arguments = {"model": KINDS["rnn"](), "sampler": Sampler(4, slope=2), "length": 6, "context": context()} | options
     with pytest.raises(ValueError, match=words):
-        next(conveyor(**arguments))
+        next(rolling(**arguments))
 
 
 # Paths between levels.
@@ -786,7 +783,7 @@ def test_the_path_by_angle_leaves_white_tokens_as_they_are(kind):
     denoise = (lambda x, k: model.predict(x, k)) if kind == "plain" else model.denoiser()
     x = torch.randn(64, 5, 2, generator=seeded(0))
     matrix = pyramid(5, schedule.ladder(8), 2)
-    by_angle = sample(denoise, schedule, x, matrix, path="angle")
+    by_angle = sample(denoise, schedule, x, Sampler(solver="euler_angle").along(matrix))
     torch.testing.assert_close(by_angle, x, rtol=1e-4, atol=1e-4)
     assert sample(denoise, schedule, x, matrix).std() < 0.9 * x.std()
 
@@ -800,46 +797,45 @@ def test_both_paths_end_at_the_same_place_given_many_steps():
         return Prediction(0.25 * alpha * x / size, sigma * x / size)
 
     x = torch.randn(16, 3, 2, generator=seeded(0))
-    ends = [sample(half_as_wide, schedule, x, full_sequence(3, schedule.ladder(1000)), path=path) for path in ("ddim", "angle")]
+    ends = [sample(half_as_wide, schedule, x, Sampler(1000, solver=solver)) for solver in ("ddim", "euler_angle")]
     torch.testing.assert_close(ends[0], ends[1], rtol=0.01, atol=1e-3)
     torch.testing.assert_close(ends[1], 0.5 * x, rtol=0.01, atol=1e-3)
 
 
 def test_the_path_by_angle_has_no_fresh_noise():
-    schedule = NoiseSchedule(cosine(10))
-    with pytest.raises(ValueError, match="without fresh noise"):
-        sample(lambda x, k: Prediction(x, x), schedule, torch.zeros(1, 2, 1), full_sequence(2, schedule.ladder(2)), eta=0.5, path="angle")
+    with pytest.raises(ValueError, match="draws no fresh noise"):
+        Sampler(eta=0.5, solver="euler_angle")
 
 
-@pytest.mark.parametrize("way", ["stream", "conveyor"])
+@pytest.mark.parametrize("way", ["stream", "rolling"])
 def test_roll_outs_go_by_angle_if_they_are_told_to(way):
     """White tokens that nothing is known of keep their spread, which DDIM narrows."""
     schedule = NoiseSchedule(cosine(100))
     model = DiffusionForcing(Transformer(2, hidden=8, layers=1, heads=2, levels=100), schedule)  # v = 0
-    ladder = schedule.ladder(8)
+    none = torch.zeros(400, 0, 2)
 
-    def spread(**options):
-        if way == "conveyor":
-            chunks = conveyor(model, ladder, 12, slope=2, batch=400, generator=seeded(0), **options)
-        else:
-            chunks = stream(model, full_sequence(2, ladder), 12, batch=400, generator=seeded(0), **options)
+    def spread(solver):
+        sampler = Sampler(8, slope=2, solver=solver)
+        chunks = (
+            rolling(model, sampler, 12, none, generator=seeded(0))
+            if way == "rolling"
+            else stream(model, sampler.over(schedule, 2), 12, none, generator=seeded(0))
+        )
         return float(torch.cat(list(chunks), dim=1).std())
 
-    assert spread(path="angle") == pytest.approx(1.0, abs=0.03)
-    assert spread() < 0.9
-    with pytest.raises(ValueError, match="without fresh noise"):
-        spread(path="angle", eta=1.0)
+    assert spread("euler_angle") == pytest.approx(1.0, abs=0.03)
+    assert spread("ddim") < 0.9
 
 
-@pytest.mark.parametrize("way", ["stream", "conveyor"])
+@pytest.mark.parametrize("way", ["stream", "rolling"])
 def test_from_less_noise_roll_outs_keep_nearer_to_the_middle(way):
     net = model()
 
     def tokens(noise, seed):
-        options = {"context": context(2), "noise": noise, "generator": seeded(seed)}
-        if way == "conveyor":
-            return torch.cat(list(conveyor(net, SMALL.ladder(4), 3, slope=2, **options)), dim=1)
-        return rollout(net, full_sequence(1, SMALL.ladder(4)), 3, **options)
+        sampler = Sampler(4, slope=2, temperature=noise)
+        if way == "rolling":
+            return torch.cat(list(rolling(net, sampler, 3, context(2), generator=seeded(seed))), dim=1)
+        return rollout(net, sampler.over(SMALL, 1), 3, context(2), generator=seeded(seed))
 
     assert torch.equal(tokens(0.0, 1), tokens(0.0, 2))  # nothing is left to chance
     apart = [float((tokens(noise, 1) - tokens(noise, 2)).abs().mean()) for noise in (0.5, 1.0)]

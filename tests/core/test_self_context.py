@@ -30,7 +30,7 @@ def test_an_imagined_token_has_no_error_and_changes_what_follows():
     one, (x, k, noise) = model(), tokens()
     imagined = torch.zeros(B, T, dtype=torch.long)
     imagined[0, 2] = K // 2
-    plain, led = one(x, k, noise=noise), one(x, k, noise=noise, imagined=imagined)
+    plain, led = one(x, k, noise=noise), one(x, k, noise=noise, self_context=imagined)
     assert led[0, 2] == 0
     assert torch.equal(led[1:], plain[1:])
     torch.testing.assert_close(led[0, :2], plain[0, :2])
@@ -48,7 +48,7 @@ def test_it_is_what_the_model_makes_of_it_noised_to_its_level():
     handed = x.clone()
     handed[:, 1] = made[:, 1]
     expected = one(handed, k, noise=noise)
-    found = one(x, k, noise=noise, imagined=imagined)
+    found = one(x, k, noise=noise, self_context=imagined)
     keep = [0, 2, 3, 4]
     torch.testing.assert_close(found[:, keep], expected[:, keep])
 
@@ -61,10 +61,10 @@ def test_nothing_is_learned_through_what_was_imagined():
     grads = []
     for read in (
         x,
-        torch.cat([one._imagine(x, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, :1], x[:, 1:]], dim=1),
+        torch.cat([one._estimate(x, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, :1], x[:, 1:]], dim=1),
     ):
         one.zero_grad()
-        how = {"imagined": imagined} if read is x else {}
+        how = {"self_context": imagined} if read is x else {}
         one(read, k, noise=noise, **how)[:, 1:].sum().backward()
         grads.append([parameter.grad.clone() for parameter in one.parameters() if parameter.grad is not None])
     for a, b in zip(*grads, strict=True):
@@ -76,7 +76,7 @@ def test_a_network_that_sees_everything_does_not_see_the_truth_by_it():
     one, (x, k, noise) = DiffusionForcing(net, NoiseSchedule(cosine(K))), tokens()
     k[:, 3:], imagined = K, torch.zeros(B, T, dtype=torch.long)
     imagined[:, 0] = K // 2
-    made = [one._imagine(clean, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, 0] for clean in (x, other(x))]
+    made = [one._estimate(clean, torch.where(imagined > 0, imagined, k), one._check(x, k, None), noise)[:, 0] for clean in (x, other(x))]
     torch.testing.assert_close(*made, atol=2e-2, rtol=0)  # but for the last trace of signal at K
 
 
@@ -87,7 +87,7 @@ def other(x):
 
 def test_what_is_given_is_the_truth():
     data = small().task.data()
-    config = TrainConfig(draw="continued", given=1.0, imagined=1.0)
+    config = TrainConfig(draw="noisy_prefix", given=1.0, imagined=1.0)
     drawn = draw(data.train.draw(8, seeded(0)), data.train, config, seeded(0), 100)
     assert not drawn.imagined[:, : getattr(data.train, "context", 1)].any()
     assert drawn.imagined.any()
@@ -95,13 +95,13 @@ def test_what_is_given_is_the_truth():
 
 def test_with_a_past_of_its_own_there_is_none():
     x, k, noise = tokens()
-    with pytest.raises(ValueError, match="tokens are imagined where each has one level"):
-        model()(x, k, noise=noise, past=k, imagined=k)
+    with pytest.raises(ValueError, match="self_context needs tokens with one level each"):
+        model()(x, k, noise=noise, past=k, self_context=k)
 
 
 def test_nearly_clean_tokens_of_a_share_of_the_sequences_are_imagined():
-    k = levels.continued((4000, 6), 1000, seeded(0)).k
-    found = levels.imagined(k, 1000, 0.5, seeded(1))
+    k = levels.noisy_prefix((4000, 6), 1000, seeded(0)).k
+    found = levels.self_context_levels(k, 1000, 0.5, seeded(1))
     low = k <= 100
     assert not found[~low].any()
     chosen = (found > 0).any(1)
@@ -114,7 +114,7 @@ def test_nearly_clean_tokens_of_a_share_of_the_sequences_are_imagined():
 
 @pytest.mark.parametrize("top", [1, 2, 5])
 def test_few_levels_are_no_trouble(top):
-    found = levels.imagined(torch.zeros(50, 3, dtype=torch.long), top, 1.0, seeded(0))
+    found = levels.self_context_levels(torch.zeros(50, 3, dtype=torch.long), top, 1.0, seeded(0))
     assert (found > 0).all()
     assert (found <= top).all()
 
@@ -122,15 +122,15 @@ def test_few_levels_are_no_trouble(top):
 def test_a_run_with_imagined_pasts_learns_and_is_validated_without(tmp_path):
     plain = small()
     train(plain, tmp_path / "plain", quiet=True)
-    train(replace(plain, train__imagined=1.0, train__draw="continued", train__lr=1e-12), tmp_path / "one", quiet=True)
-    train(replace(plain, train__draw="continued", train__lr=1e-12), tmp_path / "two", quiet=True)
+    train(replace(plain, train__imagined=1.0, train__draw="noisy_prefix", train__lr=1e-12), tmp_path / "one", quiet=True)
+    train(replace(plain, train__draw="noisy_prefix", train__lr=1e-12), tmp_path / "two", quiet=True)
     assert logged(tmp_path / "one", "valid_loss") == pytest.approx(logged(tmp_path / "two", "valid_loss"), rel=1e-6)
     assert logged(tmp_path / "one", "loss") != logged(tmp_path / "two", "loss")
 
 
 def test_pasts_are_imagined_from_a_share_of_the_budget_on(tmp_path):
     """Up to half of the steps nothing is imagined, and then all is: as in a run that began to with the second half."""
-    options = {"train__draw": "continued", "train__steps": 8, "train__log_every": 1}
+    options = {"train__draw": "noisy_prefix", "train__steps": 8, "train__log_every": 1}
     runs = {
         "never": options,
         "half": options | {"train__imagined": 1.0, "train__imagined_after": 0.5},

@@ -285,15 +285,15 @@ def test_weights_of_another_architecture_are_refused(other, tmp_path):
 def test_weights_of_another_size_are_refused_with_both_shapes(tmp_path):
     config, _ = saved(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**config, "backbone": {**config["backbone"], "width": 4}}))
-    with pytest.raises(ValueError, match=r"of another shape, such as backbone.enter.weight: \(8, 5\) instead of \(8, 6\)"):
+    with pytest.raises(ValueError, match=r"of another shape, such as backbone.proj_in.weight: \(8, 5\) instead of \(8, 6\)"):
         DiffusionForcing.from_pretrained(tmp_path)
 
 
 def test_a_missing_or_extra_tensor_is_refused(tmp_path):
     _, tensors = saved(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file({name: t for name, t in tensors.items() if name != "backbone.leave.bias"}, file)
-    with pytest.raises(ValueError, match=r"1 missing, such as backbone.leave.bias"):
+    save_file({name: t for name, t in tensors.items() if name != "backbone.proj_out.bias"}, file)
+    with pytest.raises(ValueError, match=r"1 missing, such as backbone.proj_out.bias"):
         DiffusionForcing.from_pretrained(tmp_path)
     save_file({**tensors, "surprise": torch.zeros(1)}, file)
     with pytest.raises(ValueError, match="1 unknown, such as surprise"):

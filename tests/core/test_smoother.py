@@ -7,7 +7,7 @@ from oracles import seeded
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, Transformer, linear
 from diffusion_forcing.backbones import RNN
 from diffusion_forcing.codecs import Rotate
-from diffusion_forcing.preconditioning import Smoother
+from diffusion_forcing.preconditioning import Preconditioning, WienerSmoother
 
 T = 12
 COVARIANCE = 9.0 * 0.8 ** torch.arange(T)  # of a process that forgets a fifth a step
@@ -23,7 +23,7 @@ def walks(number, seed=0):
 
 
 def test_the_covariance_is_found():
-    smoother = Smoother.fit(walks(20_000), [1], octaves=0)
+    smoother = WienerSmoother.fit(walks(20_000), [1], octaves=0)
     shrunk = COVARIANCE * (T - torch.arange(T)) / T  # the biased estimate, which is always a covariance
     torch.testing.assert_close(smoother.covariance[0], shrunk, atol=0.15, rtol=0.05)
 
@@ -33,7 +33,7 @@ def test_guesses_are_the_conditional_mean_at_each_tokens_own_level():
     k = torch.randint(1, 101, (500, T), generator=seeded(1))
     noisy = schedule.add_noise(x, k, torch.randn(x.shape, generator=seeded(2)))
     alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
-    guess = Smoother(torch.tensor([1]), COVARIANCE[None], octaves=0)(noisy, alpha, sigma)[..., 0] * 3.0
+    guess = WienerSmoother(torch.tensor([1]), COVARIANCE[None], octaves=0)(noisy, alpha, sigma)[..., 0] * 3.0
     offset = (torch.arange(T)[:, None] - torch.arange(T)).abs()
     prior = COVARIANCE[offset].double()
     i = 7
@@ -46,18 +46,20 @@ def test_guesses_are_the_conditional_mean_at_each_tokens_own_level():
 
 
 def test_shorter_sequences_are_smoothed_and_longer_ones_refused():
-    smoother = Smoother(torch.tensor([1]), COVARIANCE[None])
+    smoother = WienerSmoother(torch.tensor([1]), COVARIANCE[None])
     one = torch.ones(2, 5, 1)
     assert smoother(torch.zeros(2, 5, 3), one, one).shape == (2, 5, smoother.width)
-    with pytest.raises(ValueError, match="12 tokens at most; got 13"):
+    with pytest.raises(ValueError, match="sequences of 12 tokens; got 13"):
         smoother(torch.zeros(1, 13, 3), torch.ones(1, 13, 1), torch.ones(1, 13, 1))
 
 
 def test_a_model_reads_them_and_is_saved_with_them(tmp_path):
-    smoother = Smoother.fit(walks(200), [1], octaves=2)
+    smoother = WienerSmoother.fit(walks(200), [1], octaves=2)
     backbone = Transformer(3, smoother.width, hidden=16, layers=1, heads=2, causal=False)
-    model = DiffusionForcing(backbone, NoiseSchedule(linear(1000)), variance=torch.tensor([1.0, 9.0, 1.0]), smoother=smoother)
-    torch.nn.init.normal_(model.backbone.leave.weight)
+    model = DiffusionForcing(
+        backbone, NoiseSchedule(linear(1000)), preconditioning=Preconditioning(torch.tensor([1.0, 9.0, 1.0]), smoother=smoother)
+    )
+    torch.nn.init.normal_(model.backbone.proj_out.weight)
     x, k = walks(3), torch.full((3, T), 400)
     before = model.predict(x, k).x0
     model.save_pretrained(tmp_path)
@@ -67,7 +69,7 @@ def test_a_model_reads_them_and_is_saved_with_them(tmp_path):
 
 
 def test_mixed_precision_leaves_guesses_alone():
-    smoother = Smoother.fit(walks(200), [1], octaves=2)
+    smoother = WienerSmoother.fit(walks(200), [1], octaves=2)
     x, alpha, sigma = walks(3), torch.full((3, T, 1), 0.8), torch.full((3, T, 1), 0.6)
     with torch.autocast("cpu", torch.bfloat16):
         told = smoother(x, alpha, sigma)
@@ -75,8 +77,12 @@ def test_mixed_precision_leaves_guesses_alone():
 
 
 def test_a_causal_model_is_refused():
-    with pytest.raises(ValueError, match="looks at later tokens"):
-        DiffusionForcing(RNN(3, 11), NoiseSchedule(linear(1000)), smoother=Smoother(torch.tensor([1]), COVARIANCE[None]))
+    with pytest.raises(ValueError, match="reads later tokens"):
+        DiffusionForcing(
+            RNN(3, 11),
+            NoiseSchedule(linear(1000)),
+            preconditioning=Preconditioning(smoother=WienerSmoother(torch.tensor([1]), COVARIANCE[None])),
+        )
 
 
 def test_how_unsure_a_guess_is_agrees_with_its_errors():
@@ -86,13 +92,13 @@ def test_how_unsure_a_guess_is_agrees_with_its_errors():
         k[:, 0] = 0
         alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
         noisy = alpha * x + sigma * torch.randn(x.shape, generator=seeded(2))
-        mean, variance = Smoother(torch.tensor([1]), COVARIANCE[None]).guess(noisy, alpha, sigma)
+        mean, variance = WienerSmoother(torch.tensor([1]), COVARIANCE[None]).posterior(noisy, alpha, sigma)
         error = ((mean[..., 0] - x[..., 1] / 3) ** 2).mean(0)
         torch.testing.assert_close(error, variance[0, :, 0], atol=0.02, rtol=0.1)
 
 
 def test_waves_double_their_frequency_and_fade_with_doubt():
-    smoother = Smoother(torch.tensor([0]), torch.tensor([[4.0, 0.0]]), octaves=2)
+    smoother = WienerSmoother(torch.tensor([0]), torch.tensor([[4.0, 0.0]]), octaves=2)
     x = torch.tensor([[[0.5], [-1.0]]])
     sure = smoother(x, torch.ones(1, 2, 1), torch.zeros(1, 2, 1))[0, 0]
     angle = torch.pi / 2 * sure[0] * torch.tensor([1.0, 2.0])
@@ -105,7 +111,7 @@ def test_waves_double_their_frequency_and_fade_with_doubt():
 
 
 def test_numbers_make_a_map_of_products():
-    smoother = Smoother(torch.tensor([0, 2]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), octaves=1)
+    smoother = WienerSmoother(torch.tensor([0, 2]), torch.tensor([[1.0, 0.0], [1.0, 0.0]]), octaves=1)
     x = torch.tensor([[[0.4, 9.0, -0.7], [0.0, 9.0, 0.0]]])
     features = smoother(x, torch.ones(1, 2, 1), torch.zeros(1, 2, 1))[0, 0]
     assert features.shape == (smoother.width,) == (10,)
@@ -114,7 +120,7 @@ def test_numbers_make_a_map_of_products():
 
 
 def test_sequences_that_are_alike_are_worked_out_once_with_the_same_result():
-    smoother, x, k = Smoother(torch.tensor([1]), COVARIANCE[None]), walks(4), torch.full((4, T), 40)
+    smoother, x, k = WienerSmoother(torch.tensor([1]), COVARIANCE[None]), walks(4), torch.full((4, T), 40)
     schedule = NoiseSchedule(linear(100))
     alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
     torch.testing.assert_close(smoother(x, alpha[:1], sigma[:1]), smoother(x, alpha, sigma), atol=1e-4, rtol=0)

@@ -6,11 +6,24 @@ from oracles import randomised, seeded
 from small import Waves
 from torch import nn
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Transformer, autoregressive, full_sequence, linear, pin, pyramid, sample
+from diffusion_forcing import (
+    RNN,
+    DiffusionForcing,
+    NoiseSchedule,
+    Sampler,
+    Transformer,
+    autoregressive,
+    full_sequence,
+    linear,
+    pin,
+    pyramid,
+    sample,
+)
 from diffusion_forcing import orders as fast
 from diffusion_forcing.codecs import Chain, Normalize, Rotate, Stack, Whiten, build_codec, describe_codec
 from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, replace
 from diffusion_forcing.engine.train import draw, train
+from diffusion_forcing.preconditioning import Preconditioning
 from diffusion_forcing.schedule import expand
 from diffusion_forcing.windows import Windows
 
@@ -35,7 +48,7 @@ every_backbone = pytest.mark.parametrize("name", BACKBONES)
 
 def model_of(name, variance=VARIANCE, **options) -> DiffusionForcing:
     torch.manual_seed(0)
-    return randomised(DiffusionForcing(BACKBONES[name](), SCHEDULE, variance=variance, **options))
+    return randomised(DiffusionForcing(BACKBONES[name](), SCHEDULE, preconditioning=Preconditioning(variance), **options))
 
 
 def data(n=8, t=6, seed=0):
@@ -69,7 +82,7 @@ def test_without_variance_the_model_is_bit_for_bit_what_it_was():
     assert model.variance is None
     assert "variance" not in model.state_dict()
     x = torch.randn(2, 3, D)
-    assert model.scaled(x, torch.ones(1), torch.zeros(1)) is x
+    assert model.preconditioning.scale(x, torch.ones(1), torch.zeros(1)) is x
 
 
 # The formula.
@@ -97,7 +110,7 @@ def amplitudes(k):
 
 def test_what_the_network_reads_has_about_unit_size_at_every_level():
     spy = Spy()
-    model = DiffusionForcing(spy, SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(spy, SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     x = data(4000, 1)
     for level in range(K + 1):
         k = torch.full((4000, 1), level)
@@ -110,7 +123,7 @@ def test_what_the_network_reads_has_about_unit_size_at_every_level():
 
 def test_what_the_network_should_say_has_unit_size_at_every_level():
     """A network that says nothing loses 1, whatever the level: but for level 0, which has nothing to say."""
-    model = DiffusionForcing(Spy(), SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(Spy(), SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     k = torch.arange(K + 1).expand(4000, -1)
     losses = model(data(4000, K + 1), k, noise=torch.randn(4000, K + 1, D, generator=seeded(3))).mean(0)
     assert losses[0] == 0
@@ -119,7 +132,7 @@ def test_what_the_network_should_say_has_unit_size_at_every_level():
 
 def test_the_loss_by_hand():
     spy = Spy(0.3)
-    model = DiffusionForcing(spy, SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(spy, SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     x, noise, k = data(), torch.randn(8, 6, D, generator=seeded(1)), some_levels()
     alpha, sigma = amplitudes(k)
     size = (alpha**2 * VARIANCE + sigma**2).sqrt()
@@ -130,7 +143,7 @@ def test_the_loss_by_hand():
 
 def test_a_past_at_other_levels_is_read_in_its_own_units():
     spy = Spy(0.3)
-    model = DiffusionForcing(spy, SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(spy, SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     x, noise, k = data(4000, 2), torch.randn(4000, 2, D, generator=seeded(1)), torch.full((4000, 2), 12)
     for past in (0, 3, K):
         model(x, k, noise=noise, past=torch.full_like(k, past))
@@ -139,7 +152,7 @@ def test_a_past_at_other_levels_is_read_in_its_own_units():
 
 def test_a_network_that_says_nothing_means_the_best_guess_of_a_number_alone():
     """Of a Gaussian of that variance: the Wiener filter."""
-    model = DiffusionForcing(Spy(), SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(Spy(), SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     x, k = data(), some_levels()
     alpha, sigma = amplitudes(k)
     best = alpha * VARIANCE / (alpha**2 * VARIANCE + sigma**2) * x
@@ -181,7 +194,7 @@ def test_who_knows_the_data_gets_them_back(matrix, eta):
         eps = torch.where(sigma > 0, (scaled * size - alpha * clean) / sigma.clamp(min=1e-12), torch.zeros_like(scaled))
         return alpha * VARIANCE.sqrt() / size * eps - sigma / size * clean / VARIANCE.sqrt()
 
-    model = DiffusionForcing(Spy(exact), SCHEDULE, variance=VARIANCE)
+    model = DiffusionForcing(Spy(exact), SCHEDULE, preconditioning=Preconditioning(VARIANCE))
     start = torch.randn(3, 6, D, generator=seeded(1))
     known = MATRICES[matrix][0] == 0
     start[:, known] = clean[:, known]
@@ -191,7 +204,7 @@ def test_who_knows_the_data_gets_them_back(matrix, eta):
 
 def test_who_says_nothing_draws_numbers_of_the_right_variance():
     fine = NoiseSchedule(linear(500))
-    model = DiffusionForcing(Spy(), fine, variance=VARIANCE)
+    model = DiffusionForcing(Spy(), fine, preconditioning=Preconditioning(VARIANCE))
     found = sample(model.denoiser(), fine, torch.randn(4000, 1, D, generator=seeded(0)), full_sequence(1, fine.ladder(500)))
     torch.testing.assert_close(found.var((0, 1)).log(), VARIANCE.log(), atol=0.15, rtol=0)
 
@@ -205,7 +218,7 @@ def test_the_faster_orders_give_the_numbers_of_the_plain_loop(name, eta, matrix)
     denoise = model.denoiser()
     plain = sample(lambda x, k: denoise(x, k), SCHEDULE, start, MATRICES[matrix], eta=eta, generator=seeded(2))
     faster = fast.wavefront if name.endswith("rnn") else fast.windowed
-    found = faster(denoise, start, MATRICES[matrix], eta=eta, hold="keep", generator=seeded(2)).x
+    found = faster(denoise, start, MATRICES[matrix], Sampler(eta=eta), seeded(2)).x
     torch.testing.assert_close(found / VARIANCE.sqrt(), plain / VARIANCE.sqrt(), rtol=1e-3, atol=1e-3)
 
 
@@ -255,7 +268,7 @@ def test_x0_and_v_are_two_ways_to_say_the_same_in_units_of_the_spread():
     x0 = said.predict(x, k)
     alpha, sigma = (expand(part, x) for part in (SCHEDULE.alpha(k), SCHEDULE.sigma(k)))
     torch.testing.assert_close(alpha * x0.x0 + sigma * x0.eps, x, atol=1e-4, rtol=1e-4)
-    out = said.backbone(said._scaled(x, k), k, x.new_zeros(*x.shape[:2], 0))[0]
+    out = said.backbone(said.preconditioning.scale(x, alpha, sigma), k, x.new_zeros(*x.shape[:2], 0))[0]
     torch.testing.assert_close(x0.x0, out * VARIANCE.sqrt())
     error = (out - data(seed=1) / VARIANCE.sqrt()) ** 2
     noise = (x - alpha * data(seed=1)) / sigma
@@ -264,8 +277,8 @@ def test_x0_and_v_are_two_ways_to_say_the_same_in_units_of_the_spread():
 
 def test_emphasis_wants_a_variance():
     codec = Normalize(torch.zeros(D), torch.ones(D))
-    with pytest.raises(ValueError, match=r"got 1\.0, set --model\.emphasis 0"):
-        ModelConfig(RNNConfig(hidden=8, blocks=1), levels=K, emphasis=1.0).build(D, 0, codec)
+    with pytest.raises(ValueError, match=r"got 1\.0, set --model\.variance-weighting 0"):
+        ModelConfig(RNNConfig(hidden=8, blocks=1), levels=K, variance_weighting=1.0).build(D, 0, codec)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
@@ -336,7 +349,7 @@ def test_rotate_is_described_and_built_again(tmp_path):
     copy = build_codec(describe_codec(codec))
     assert {name: buffer.shape for name, buffer in copy.named_buffers()} == {name: buffer.shape for name, buffer in codec.named_buffers()}
     assert codec.variance is codec.parts[-1].variance
-    model = DiffusionForcing(RNN(3, hidden=8, levels=K), SCHEDULE, codec=codec, variance=codec.variance.clone())
+    model = DiffusionForcing(RNN(3, hidden=8, levels=K), SCHEDULE, codec=codec, preconditioning=Preconditioning(codec.variance.clone()))
     model.save_pretrained(tmp_path)
     loaded = DiffusionForcing.from_pretrained(tmp_path).codec
     x = tilted().reshape(1, -1, 1)

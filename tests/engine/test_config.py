@@ -43,7 +43,7 @@ backbones = st.one_of(
     ),
     st.builds(
         SpaceTimeConfig, hidden=st.integers(1, 999), layers=st.integers(1, 9), heads=st.integers(1, 9), window=st.integers(1, 99),
-        every=st.integers(1, 9),
+        full_attention_every=st.integers(1, 9),
     ),
     st.builds(
         ConvRNNConfig, latent=st.integers(1, 99), channels=st.integers(1, 999), blocks=st.integers(1, 9),
@@ -260,7 +260,11 @@ def test_a_model_is_built_as_described():
 @pytest.mark.parametrize(
     ("backbone", "kind", "options"),
     [
-        (SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3, every=2), SpaceTime, {"hidden": 8, "window": 3, "every": 2}),
+        (
+            SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3, full_attention_every=2),
+            SpaceTime,
+            {"hidden": 8, "window": 3, "full_attention_every": 2},
+        ),
         (ConvRNNConfig(latent=3, channels=4, scales=(1, 2), blocks=1), ConvRNN, {"latent": 3, "scales": [1, 2], "blocks": 1}),
     ],
     ids=["space_time", "conv_rnn"],

@@ -52,7 +52,7 @@ def check_same(one, two):
     "words",
     [
         [*TRAIN, "--train.optimizer", "muon", "--train.accumulate", "2", "--train.parallel", "ddp"],
-        [*TRANSFORMER, "--train.parallel", "fsdp", "--train.draw", "continued", "--train.imagined", "0.5"],
+        [*TRANSFORMER, "--train.parallel", "fsdp", "--train.draw", "noisy_prefix", "--train.imagined", "0.5"],
         VIDEO,  # which learns to move pixels first
     ],
     ids=["ddp", "fsdp", "moved"],
@@ -116,7 +116,7 @@ def test_muon_and_fsdp_do_not_go_together():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"draw": "independent+remembered"}, "gives tokens a past of its own"),
+        ({"draw": "independent+noisy_context"}, "gives tokens a past of its own"),
         ({"judge": "score"}, "samples from the model, which fsdp has cut up"),
     ],
 )

@@ -136,7 +136,7 @@ def test_muon_takes_the_matrices_between_hidden_layers(backbone):
     rest, inner = names_of(model, adamw), names_of(model, muon)
     assert rest | inner == {name for name, _ in model.named_parameters()}
     assert not rest & inner
-    for end in ("enter.weight", "leave.weight", "level.net.0.weight", "level.net.2.weight"):
+    for end in ("proj_in.weight", "proj_out.weight", "level.net.0.weight", "level.net.2.weight"):
         assert f"backbone.{end}" in rest
     assert all(p.ndim == 2 for name, p in model.named_parameters() if name in inner)
     assert all(name in rest for name, p in model.named_parameters() if p.ndim < 2)
@@ -148,6 +148,6 @@ def test_muon_takes_the_matrices_between_hidden_layers(backbone):
 
 def test_frozen_parameters_are_left_out():
     model = DiffusionForcing(RNN(3, hidden=8, levels=10), NoiseSchedule(cosine(10)))
-    model.backbone.leave.requires_grad_(False)
+    model.backbone.proj_out.requires_grad_(False)
     held = set().union(*(names_of(model, optimizer) for optimizer in build(model, "muon", 1e-3, 0.02, 0.0)))
-    assert held == {name for name, _ in model.named_parameters() if ".leave." not in name}
+    assert held == {name for name, _ in model.named_parameters() if ".proj_out." not in name}

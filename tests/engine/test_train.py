@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracles import randomised
 from small import WORDS, Waves, checkpoint, command, dforce, differing, finite, flat, logged, small, stop_after, weights
 from torch import nn
 
@@ -22,7 +21,7 @@ from diffusion_forcing.engine.distributed import World
 from diffusion_forcing.engine.log import read_log
 from diffusion_forcing.engine.recipes import RECIPES
 from diffusion_forcing.engine.task import TaskData
-from diffusion_forcing.engine.train import Clock, Diverged, draw, seeded, train, validate
+from diffusion_forcing.engine.train import Clock, Diverged, seeded, train, validate
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.windows import Windows
 
@@ -254,45 +253,6 @@ def test_draws_differ(tmp_path):
     assert len(losses) == len(DRAWS)
 
 
-@pytest.mark.parametrize("backbone", [RNNConfig(hidden=16, blocks=1), TransformerConfig(hidden=16, layers=1, heads=2)])
-def test_several_looks_are_as_many_sequences_with_one_past(backbone, tmp_path):
-    """The loss of three looks is that of the same three noisy versions read each with a past of its own."""
-    experiment = small(model__backbone=backbone)
-    data = experiment.task.data().train
-    model = randomised(experiment.model.build(data.event, data.cond_width), seed=1)
-    windows = data.draw(4, seeded(0, 0))
-    batch = data.read(windows)
-    drawn = draw(windows, data, replace(experiment, train__draw="remembered").train, seeded(1, 0), 1000, looks=3)
-    assert (len(drawn.k), len(drawn.noise), len(drawn.past)) == (12, 12, 4)
-    looks = model(batch.x, drawn.k, batch.cond, noise=drawn.noise, past=drawn.past)
-    for look in range(3):
-        noisy = drawn.k[look::3], drawn.noise[look::3]
-        x0 = model.schedule.add_noise(batch.x, drawn.past, drawn.noise[::3])  # the past has the first look's noise
-        alone = model.predict_forced(model.schedule.add_noise(batch.x, *noisy), noisy[0], x0, drawn.past, batch.cond)
-        wanted = model.schedule.alpha(noisy[0])[..., None] * noisy[1] - model.schedule.sigma(noisy[0])[..., None] * batch.x
-        said = model.schedule.alpha(noisy[0])[..., None] * alone.eps - model.schedule.sigma(noisy[0])[..., None] * alone.x0
-        torch.testing.assert_close(looks[look::3], ((said - wanted) ** 2).mean(-1), rtol=1e-4, atol=1e-5)
-    part = drawn.of(slice(1, 3))
-    assert torch.equal(part.k, drawn.k[3:9])
-    assert torch.equal(part.noise, drawn.noise[3:9])
-    assert torch.equal(part.past, drawn.past[1:3])
-
-
-def test_several_looks_train_in_shares_as_in_one(tmp_path):
-    options = {"train__draw": "remembered", "train__looks": 2, "train__steps": 3}
-    whole = train(small(**options), tmp_path / "whole", quiet=True)
-    shares = train(small(**options, train__accumulate=4), tmp_path / "shares", quiet=True)
-    assert whole.loss == pytest.approx(shares.loss, rel=1e-4)
-    assert whole.loss != train(small(**{**options, "train__looks": 1}), tmp_path / "one", quiet=True).loss
-
-
-def test_several_looks_need_a_past_of_their_own():
-    with pytest.raises(ValueError, match=r"several looks share one past, .* got looks=2 and draw='shared', set --train.looks 1"):
-        small(train__looks=2, train__draw="shared")
-    with pytest.raises(ValueError, match=r"they follow one draw; got 'remembered\+shared', set --train.looks 1"):
-        small(train__looks=2, train__draw="remembered+shared")
-
-
 def test_a_forced_past_needs_a_model_that_can_have_one(tmp_path):
     backbone = TransformerConfig(hidden=16, layers=1, heads=2, causal=False)
     with pytest.raises(ValueError, match="causal=True"):
@@ -355,7 +315,7 @@ def test_the_average_follows_its_formula(tmp_path, monkeypatch):
 
     def spy(self, model):
         update(self, model)
-        seen.append((model.backbone.leave.weight.detach().clone(), self.module.backbone.leave.weight.detach().clone()))
+        seen.append((model.backbone.proj_out.weight.detach().clone(), self.module.backbone.proj_out.weight.detach().clone()))
 
     monkeypatch.setattr(training.AveragedModel, "update_parameters", spy)
     train(small(train__ema=0.25), tmp_path, quiet=True)
@@ -378,7 +338,7 @@ def test_validation_gives_the_same_number_every_time():
     experiment = waves()
     data = experiment.task.data()
     model = experiment.model.build(1, 1)
-    nn.init.normal_(model.backbone.leave.weight, generator=seeded(5))
+    nn.init.normal_(model.backbone.proj_out.weight, generator=seeded(5))
     losses = [validate(model, data.valid, config, World()) for config in (experiment.train, experiment.train)]
     assert losses[0] == losses[1]
     other = replace(experiment, train__batch=5)

@@ -247,7 +247,7 @@ def test_an_agent_that_forgets_decides_after_what_it_was_trained_on(moments, mod
 
 def test_an_agent_that_sees_one_look_is_trained(tmp_path):
     task = changed(TASK, window=1, acting=ActOptions(steps=2, memory=1))
-    training = TrainConfig(steps=3, batch=4, draw="remembered", validate_every=2, log_every=2)
+    training = TrainConfig(steps=3, batch=4, draw="noisy_context", validate_every=2, log_every=2)
     train(Experiment(task, ModelConfig(SMALL, levels=K), training), tmp_path, quiet=True)
     agent = agent_for(DiffusionForcing.from_pretrained(tmp_path / "model"), task.acting)
     agent.reset(2)
@@ -255,7 +255,7 @@ def test_an_agent_that_sees_one_look_is_trained(tmp_path):
 
 
 def test_training_goes_on_from_another_agents_model_in_its_tokens(tmp_path):
-    training = TrainConfig(steps=2, batch=4, draw="remembered", validate_every=2, log_every=2)
+    training = TrainConfig(steps=2, batch=4, draw="noisy_context", validate_every=2, log_every=2)
     train(Experiment(TASK, ModelConfig(SMALL, levels=K), training), tmp_path / "first", quiet=True)
     on = changed(training, steps=1, lr=1e-12, init=str(tmp_path / "first"))
     train(Experiment(changed(TASK, whiten=1.0), ModelConfig(SMALL, levels=K), on), tmp_path / "second", quiet=True)

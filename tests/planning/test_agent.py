@@ -31,6 +31,7 @@ from diffusion_forcing.planning.dynamics import motion_constraint
 from diffusion_forcing.planning.envs.maze2d import Balls
 from diffusion_forcing.planning.rewards import Trajectory, reach
 from diffusion_forcing.planning.tokens import frames_of
+from diffusion_forcing.preconditioning import Preconditioning
 
 both = pytest.mark.parametrize("kind", ["transformer", "rnn"])
 HERE = at_rest((3, 1), (1, 3), (3, 3))
@@ -124,7 +125,9 @@ def test_with_linear_dynamics_a_plan_is_one_motion_from_where_the_ball_is():
     worst = {}
     for name, constraint in (("with", motion_constraint(frames, codec())), ("without", None)):
         model = trained_model("transformer")
-        model = DiffusionForcing(model.backbone, model.schedule, codec=model.codec, variance=model.variance, joints=constraint)
+        model = DiffusionForcing(
+            model.backbone, model.schedule, codec=model.codec, preconditioning=Preconditioning(model.variance, constraint=constraint)
+        )
         agent = PlanningAgent(model, "umaze", dataclasses.replace(QUICK, scale=0.02))
         agent.reset(2, steps=60)
         plan = agent.propose(observation, goals(agent))

@@ -28,8 +28,8 @@ def test_the_law_of_motion_is_fitted_despite_contacts():
 def test_the_constraint_holds_between_tokens_of_the_data_and_from_the_present_on():
     data = Maze2D("umaze", transitions=100_000).data()
     x = data.train.read(data.train.every(200)).x
-    broken = data.joints.broken(x).abs()
+    broken = data.constraint.residual(x).abs()
     assert broken[:, 0].median() < 1e-4
     assert broken[:, 1:].median() < 1e-4
-    shuffled = data.joints.broken(x[:, torch.randperm(x.shape[1], generator=seeded(0))]).abs()
+    shuffled = data.constraint.residual(x[:, torch.randperm(x.shape[1], generator=seeded(0))]).abs()
     assert shuffled.median() > 0.1

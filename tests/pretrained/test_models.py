@@ -48,7 +48,7 @@ def test_the_arm_sets_out_like_the_expert():
     from diffusion_forcing.imitation.swap.env import SwapEnv
     from diffusion_forcing.imitation.swap.expert import Expert
 
-    agent, env = ImitationAgent.from_pretrained("swap"), SwapEnv(body="twin")
+    agent, env = ImitationAgent.from_pretrained("swap"), SwapEnv(simulator="kinematic")
     observation, _ = env.reset(seed=0)
     expert = Expert(env, 0)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_the_disc_moves_smoothly_from_where_it_is():
     agent, task = ImitationAgent.from_pretrained("pusht"), load_run(run_folder("pusht"))[0].task
     states = PushT(2).reset(published=True)
     agent.reset(2)
-    actions = agent.act({"state": task.world.seen(states)})
+    actions = agent.act({"state": task.world.features(states)})
     assert actions.shape == (2, 8, 2)
     path = np.concatenate([states[:, None, :2], actions], axis=1)
     assert np.linalg.norm(np.diff(path, axis=1), axis=-1).max() < 120, "pixels"

@@ -75,7 +75,7 @@ def test_a_token_is_drawn_by_itself(model):
 def moving():
     """A model that moves pixels, untrained, in a world of 16 px with patches of 4, two frames a token."""
     data = TASK.data()
-    backbone = SpaceTimeConfig(hidden=8, layers=1, heads=2, moved=True)
+    backbone = SpaceTimeConfig(hidden=8, layers=1, heads=2, warp=True)
     return ModelConfig(backbone).build(data.train.event, data.train.cond_width, data.codec).eval()
 
 
@@ -115,8 +115,8 @@ def test_tokens_drawn_one_by_one_are_those_drawn_together(moving):
     painting, _ = carrying(moving, seed=1)
     randomised(moving.backbone, seed=2)
     with torch.no_grad():
-        moving.backbone.moved.point.weight.mul_(0.02)  # so that pixels come from within the picture
-        moving.backbone.moved.point.bias.zero_()
+        moving.backbone.warp.point.weight.mul_(0.02)  # so that pixels come from within the picture
+        moving.backbone.warp.point.bias.zero_()
     tokens, cond = torch.randn(2, 5, 8, 4, 4, generator=seeded(0)), torch.randn(2, 5, 4, generator=seeded(1))
     whole, one_by_one = Drawing(painting.model)(tokens, cond), Drawing(painting.model)
     parts = [one_by_one(tokens[:, i : i + 1], cond[:, i : i + 1]) for i in range(5)]
@@ -192,7 +192,7 @@ def test_a_painted_model_rolls_out_and_is_trained_further_with_its_painter_as_it
     assert np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions)), axis=1).shape == (2, 4, 16, 16, 3)
     further = replace(
         small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0,
-        model__backbone__moved=False
+        model__backbone__warp=False
     )  # fmt: skip
     train(further, tmp_path / "further", quiet=True)
     before, after = weights(tmp_path / "painted"), weights(tmp_path / "further")
@@ -271,7 +271,7 @@ def test_a_painter_needs_a_model(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"train__looks": 2, "train__draw": "remembered"}, "nothing to share; got looks=2"),
+        ({"train__looks": 2, "train__draw": "noisy_context"}, "nothing to share; got looks=2"),
         ({"train__imagined": 0.5}, "sees a clean past; got imagined=0.5"),
         ({"train__parallel": "fsdp"}, "use --train.parallel ddp"),
     ],

@@ -197,7 +197,7 @@ def test_the_key_f_follows_the_walker():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: RollOut(led=1, then="walker", schedule="conveyor", horizon=2), "on a conveyor tokens begin before the walker could see"),
+        (lambda: RollOut(led=1, then="walker", schedule="rolling", horizon=2), "on a rolling tokens begin before the walker could see"),
         (lambda: learn_to_walk(signals()._replace(actions=np.zeros((576, 0), np.float32)), 1), "these clips have no actions"),
         (lambda: learn_to_walk(signals(), 12), "clips of 26 frames or more are needed"),
         (lambda: Walker(2, torch.zeros(3, 3)), r"ways are \(n, 2 \* numbers an action has\)"),

@@ -417,7 +417,7 @@ def roll(model, length, context, actions, seed=0, task=TASK, **sampling):
 @pytest.mark.parametrize("length", [1, 8])
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"horizon": 3}, {"horizon": 2, "schedule": "pyramid", "slope": 1.0, "eta": 1.0}, {"horizon": 2, "schedule": "conveyor"}],
+    [{}, {"horizon": 3}, {"horizon": 2, "schedule": "pyramid", "slope": 1.0, "eta": 1.0}, {"horizon": 2, "schedule": "rolling"}],
     ids=str,
 )
 def test_a_roll_out_has_exactly_its_length(length, sampling, model, real):
@@ -664,7 +664,7 @@ def test_a_compiled_pass_gives_the_same_frames(model, real, monkeypatch):
     assert compiled == [fresh.backbone._next]
     np.testing.assert_array_equal(plain, quick)
     twin = copy.deepcopy(fresh)  # has weights of its own, which what was compiled does not know of
-    torch.nn.init.zeros_(twin.backbone.leave.weight)
+    torch.nn.init.zeros_(twin.backbone.proj_out.weight)
     other = list(TASK.roll_out(twin, 2, frames[:, :2], actions, generator=seeded(0), sampling=RollOut(steps=2)))
     assert (other[0] != plain[:, :2]).any()
 
@@ -872,7 +872,7 @@ def test_options_of_the_codec_are_refused_when_it_is_fitted(options, words):
         ({"context": -1}, "context counts tokens, from 0; got -1"),
         ({"history": -1.0}, r"history is 0 \(as if there were none\), 1 \(as it is\) or more; got -1.0"),
         (
-            {"history": 2.0, "schedule": "conveyor", "horizon": 2},
+            {"history": 2.0, "schedule": "rolling", "horizon": 2},
             "no past of their own .* got history 2.0, add --task.sampling.history 1",
         ),
     ],
