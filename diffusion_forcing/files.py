@@ -1,4 +1,4 @@
-"""Files: written in one move, read with a clear error, and kept in one cache folder."""
+"""Files: written in one move, read with a clear error, and cached in one folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import glob
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ def cache_folder() -> Path:
     """Where made data are kept: $DFORCE_CACHE, or dforce in the user's cache folder."""
     base = os.environ.get("DFORCE_CACHE")
     return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dforce"
+
+
+def cached(name: str, make: Callable[[Path], Any]) -> Path:
+    """A file of the cache folder, made by `make(path)` if it is not there. Killed while it is made, it is not there."""
+    file = cache_folder() / name
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, make)
+    return file
 
 
 def write_atomically(path: Path, write: Any) -> None:

@@ -1,9 +1,9 @@
-"""Demonstrations to imitate: what was done and what was seen, episode by episode, and a reader of the Push-T set.
+"""Demonstrations: actions and observed frames, episode by episode, and a reader of the Push-T set.
 
-Frame j, a state and a picture of each camera, is what is seen before action j * every: there are `every` control steps from one frame to
-the next. An episode of F frames has every * (F - 1) actions if it ends with a look, every * F if it ends with an act, or any number
-between. Where it ends between two frames, a last one may come sooner and is what was seen at the end: there are fewer actions then, but
-more than every * (F - 2). Push-T looks before each action: every is 1, and there are as many frames as actions.
+Frame j, a state and an image of each camera, was observed before action j * every: there are `every` control steps from one frame to the
+next. An episode of F frames has every * (F - 1) actions if it ends with a frame, every * F if it ends with actions, or any number between.
+Where it ends between two frames, the last frame may come sooner and is the final observation: there are fewer actions then, but more than
+every * (F - 2). Push-T has a frame before each action: every is 1, and there are as many frames as actions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..checks import check_counts
 
 Array = NDArray[np.float32]
-Pictures = NDArray[np.uint8]
+Images = NDArray[np.uint8]
 PUSHT_FPS = 10.0
 
 
@@ -36,7 +36,7 @@ class Demonstrations:
 
     actions: list[Array]
     states: list[Array]
-    images: dict[str, list[Pictures]] = field(default_factory=dict)
+    images: dict[str, list[Images]] = field(default_factory=dict)
     every: int = 1
     """Actions from one frame to the next."""
     fps: float = field(kw_only=True)
@@ -57,7 +57,7 @@ class Demonstrations:
         if not self.action_width:
             raise ValueError("an action is one number at least; got actions of width 0")
         if not self.state_width and not self.images:
-            raise ValueError("a frame is a state, or pictures, or both; got states of width 0 and no cameras")
+            raise ValueError("a frame is a state, images or both; got states of width 0 and no cameras")
         for i, (actions, states) in enumerate(zip(self.actions, self.states, strict=True)):
             self._check_lengths(i, len(actions), len(states))
         object.__setattr__(self, "images", {name: list(episodes) for name, episodes in self.images.items()})
@@ -68,17 +68,17 @@ class Demonstrations:
             raise ValueError(f"a demonstration has 2 actions at least; episode {i} has {actions}, leave it out")
         fewest, most = max(2, self.every * (frames - 2) + 1), self.every * frames
         if not fewest <= actions <= most:
-            raise ValueError(f"a frame is seen every {self.every} actions, so {frames} frames go with {fewest} to {most} actions; episode "
-                             f"{i} has {actions}: check `every`, and that frame j is what is seen before action j * every")  # fmt: skip
+            raise ValueError(f"there is a frame every {self.every} actions, so {frames} frames go with {fewest} to {most} actions; episode "
+                             f"{i} has {actions}: check `every`, and that frame j was observed before action j * every")  # fmt: skip
 
     def _check_images(self) -> None:
         first: tuple[str, int] | None = None
         for name, episodes in self.images.items():
             if len(episodes) != len(self):
-                raise ValueError(f"each camera sees each episode: there are {len(self)}, and camera {name!r} has {len(episodes)}")
-            for i, pictures in enumerate(episodes):
+                raise ValueError(f"each camera has images of each episode: there are {len(self)}, and camera {name!r} has {len(episodes)}")
+            for i, images in enumerate(episodes):
                 where = f"camera {name!r} of episode {i}"
-                kind, shape = getattr(pictures, "dtype", type(pictures).__name__), np.shape(pictures)
+                kind, shape = getattr(images, "dtype", type(images).__name__), np.shape(images)
                 if kind != np.uint8:
                     raise ValueError(f"images are uint8; {where} has {kind}, turn 0 to 1 into 0 to 255 first")
                 if len(shape) != 4 or shape[-1] != 3 or shape[1] != shape[2] or not shape[1]:
@@ -132,7 +132,7 @@ class Demonstrations:
         return replace(self, actions=[self.actions[i] for i in numbers], states=[self.states[i] for i in numbers], images=images)
 
     def joined(self, others: Demonstrations) -> Demonstrations:
-        """These episodes and then the others', which see and do things of the same kind."""
+        """These episodes and then the others', of the same frame rate, widths and cameras."""
         kinds = [(one.every, one.fps, one.action_width, one.state_width, one.cameras) for one in (self, others)]
         if kinds[0] != kinds[1]:
             raise ValueError("demonstrations that are joined agree in frames, rate, widths and cameras; got "
@@ -157,12 +157,12 @@ class Demonstrations:
 def read_pusht(path: str | Path) -> Demonstrations:
     """The low-dimensional Push-T set from an .npz: action (n, 2), state (n, 5: agent xy, block xy, angle), episode_ends (e,).
 
-    The agent is sent to a point, in pixels of 512, ten times a second. These are the arrays `action`, `state` and `episode_ends` of the
+    An action is a target point for the disc, in pixels of 512, at 10 Hz. These are the arrays `action`, `state` and `episode_ends` of the
     set published with Diffusion Policy (Chi et al., 2023), end to end; it has 206 episodes.
     """
     file = Path(path)
     if file.is_dir():
-        raise ValueError(f"{file} is a folder, where an .npz is read; of the published zarr, write one with zarr installed: "
+        raise ValueError(f"{file} is a folder, not an .npz; write one from the published zarr, with zarr installed: "
                          "root = zarr.open(folder); np.savez(file, action=root['data/action'][:], state=root['data/state'][:], "
                          "episode_ends=root['meta/episode_ends'][:])")  # fmt: skip
     if not file.is_file():
@@ -174,11 +174,11 @@ def read_pusht(path: str | Path) -> Demonstrations:
         with loaded:
             missing = [name for name in ("action", "state", "episode_ends") if name not in loaded.files]
             arrays = {} if missing else {name: loaded[name] for name in ("action", "state", "episode_ends")}
-            held = ", ".join(loaded.files) or "nothing"
+            present = ", ".join(loaded.files) or "nothing"
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{file} is no .npz, or damaged ({error}); it should hold action, state and episode_ends") from error
     if missing:
-        raise ValueError(f"{file} has no {missing[0]!r}; it holds {held}, where the layout is action, state, episode_ends")
+        raise ValueError(f"{file} has no {missing[0]!r}; it holds {present}, where the layout is action, state, episode_ends")
     action, state, ends = (arrays[name] for name in ("action", "state", "episode_ends"))
     for name, array, width in (("action", action, 2), ("state", state, 5)):
         if array.ndim != 2 or array.shape[1] != width or array.dtype.kind not in "fiu":
@@ -200,19 +200,19 @@ def read_pusht(path: str | Path) -> Demonstrations:
 
 def _rows(episodes: Sequence[Any], what: str) -> list[Array]:
     """Each as (n, width) float32, finite and of one width."""
-    made: list[Array] = []
+    rows: list[Array] = []
     for i, episode in enumerate(episodes):
-        with np.errstate(over="ignore"):  # of what float32 cannot hold; the check below says it in words
+        with np.errstate(over="ignore"):  # beyond float32; the check below reports it
             array = np.asarray(episode, dtype=np.float32)
         if array.ndim != 2:
             raise ValueError(f"{what} are (steps, width) in each episode; episode {i} has the shape {array.shape}")
-        if made and array.shape[1] != made[0].shape[1]:
-            raise ValueError(f"{what} have one width; episode 0 has {made[0].shape[1]} and episode {i} has {array.shape[1]}")
+        if rows and array.shape[1] != rows[0].shape[1]:
+            raise ValueError(f"{what} have one width; episode 0 has {rows[0].shape[1]} and episode {i} has {array.shape[1]}")
         bad = np.flatnonzero(~np.isfinite(array).all(1))
         if len(bad):
-            raise ValueError(f"{what} are finite; episode {i} has {array[bad[0]].tolist()} at {bad[0]}, leave the episode out or mend it")
-        made.append(array)
-    return made
+            raise ValueError(f"{what} are finite; episode {i} has {array[bad[0]].tolist()} at {bad[0]}, leave the episode out or repair it")
+        rows.append(array)
+    return rows
 
 
 def _number(i: Any) -> int:

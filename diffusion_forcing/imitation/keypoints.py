@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 
 from ..checks import check_counts, check_divides
 from ..engine.task import Progress
-from ..files import cache_folder, read_tensors, write_atomically
+from ..files import cached, read_tensors
 
 COLOUR_WEIGHT = 4.0
 """Weight of the colour error, relative to the squared error."""
@@ -124,17 +124,12 @@ def prepare_keypoints(
     """As `train_keypoints`, kept in the cache folder."""
     about: dict[str, Any] = {"version": VERSION, "latent": latent, "steps": steps, "seed": seed, "shape": images.shape}
     name = hashlib.sha256(json.dumps(about).encode() + np.ascontiguousarray(images).tobytes()).hexdigest()[:20]
-    file = cache_folder() / f"keypoints-{name}.safetensors"
-    if file.exists():
-        autoencoder = KeypointAutoencoder(images.shape[1], latent)
-        autoencoder.load_state_dict(read_tensors(file))
-        return autoencoder.eval().requires_grad_(False)
-    autoencoder = train_keypoints(images, latent, steps, seed, progress=progress)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in autoencoder.state_dict().items()}
 
-    def write(path: Path) -> None:
-        save_file(tensors, path)
+    def make(path: Path) -> None:
+        trained = train_keypoints(images, latent, steps, seed, progress=progress)
+        save_file({name: tensor.contiguous() for name, tensor in trained.state_dict().items()}, path)
 
-    write_atomically(file, write)
-    return autoencoder
+    file = cached(f"keypoints-{name}.safetensors", make)
+    autoencoder = KeypointAutoencoder(images.shape[1], latent)
+    autoencoder.load_state_dict(read_tensors(file))
+    return autoencoder.eval().requires_grad_(False)

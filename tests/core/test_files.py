@@ -1,6 +1,8 @@
-"""Files: where the cache is."""
+"""Files: where the cache is, and what it keeps."""
 
-from diffusion_forcing.files import cache_folder
+import pytest
+
+from diffusion_forcing.files import cache_folder, cached
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
@@ -11,3 +13,18 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "xdg" / "dforce"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder().parts[-2:] == (".cache", "dforce")
+
+
+def test_a_cached_file_is_made_once_and_not_there_when_making_it_fails(monkeypatch, tmp_path):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+
+    def fails(path):
+        path.write_text("half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        cached("text", fails)
+    assert not list((tmp_path / "cache").iterdir())
+    file = cached("text", lambda path: path.write_text("once"))
+    assert cached("text", fails) == file
+    assert file.read_text() == "once"

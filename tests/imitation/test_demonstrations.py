@@ -187,7 +187,7 @@ def test_what_is_no_push_t_file_says_what_is(tmp_path):
     for name in ("text.npz", "one.npy", "cut.npz"):
         with pytest.raises(ValueError, match=r"is no \.npz, or damaged"):
             read_pusht(tmp_path / name)
-    with pytest.raises(ValueError, match=r"is a folder, where an \.npz is read; of the published zarr"):
+    with pytest.raises(ValueError, match=r"is a folder, not an \.npz"):
         read_pusht(tmp_path)
 
 

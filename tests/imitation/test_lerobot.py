@@ -229,7 +229,7 @@ def test_a_picture_may_be_a_file_beside_the_table(tmp_path):
     save(tmp_path / parts(0)[0], table(episode(0, 3)).append_column(TOP, cells))
     assert shown(read_lerobot(tmp_path).images["top"][0]) == [0, 1, 2]
     (tmp_path / "images" / "1.png").unlink()
-    with pytest.raises(ValueError, match=r"damaged picture of 'observation\.images\.top' at frame 1"):
+    with pytest.raises(ValueError, match=r"damaged image of 'observation\.images\.top' at frame 1"):
         read_lerobot(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_cameras_and_states_are_chosen_by_name(tmp_path):
         read_lerobot(tmp_path, cameras=["front"])
     with pytest.raises(ValueError, match=r"no state 'observation\.effort'"):
         read_lerobot(tmp_path, states=["observation.effort"])
-    with pytest.raises(ValueError, match="nothing would be seen"):
+    with pytest.raises(ValueError, match="nothing to observe"):
         read_lerobot(tmp_path, cameras=(), states=())
 
 
@@ -340,7 +340,7 @@ def test_tables_of_another_width_or_clock_are_left_out(tmp_path):
     with pytest.warns(UserWarning, match="2 of 3") as told:
         assert len(read_lerobot(tmp_path)) == 1
     assert "episode_000001.parquet has actions of 3 numbers, those before have 2" in str(told[0].message)
-    assert "'timestamp' that does not grow after row 0" in str(told[0].message)
+    assert "'timestamp' that does not increase after row 0" in str(told[0].message)
 
 
 def test_a_missing_file_of_version_3_leaves_out_its_episodes(tmp_path):
@@ -365,7 +365,7 @@ def test_a_description_that_is_wrong_says_so(tmp_path):
     for other, words in (
         ({"version": "v1.6"}, "versions 2.0, 2.1 and 3.0 of the layout are read, and .* has v1.6; convert it"),
         ({"version": "v4.0"}, "has v4.0"),
-        ({"version": "new"}, "should say a codebase_version such as 'v2.1'; got 'new'"),
+        ({"version": "new"}, "should have a codebase_version such as 'v2.1'; got 'new'"),
         ({"fps": None}, "'fps' of .* got None"),
         ({"features": ["action"]}, "'features' of .* got list"),
         ({"features": {"observation.state": {"dtype": "float32"}}}, "no feature 'action'"),

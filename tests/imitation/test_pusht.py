@@ -56,12 +56,12 @@ def test_steps_are_those_of_gym_pusht_to_the_bit(seed):
 def test_coverage_is_that_of_gym_pusht_near_and_far():
     env = PushTEnv()
     pusht = PushT(60)
-    pusht.begin(np.concatenate([near(0, 20, 5), near(1, 20, 30), near(2, 20, 100)]))
+    pusht.reset_to(np.concatenate([near(0, 20, 5), near(1, 20, 30), near(2, 20, 100)]))
     seen = [_coverage(env) for env in pusht.envs]
     np.testing.assert_allclose(seen, [env._get_coverage() for env in pusht.envs], atol=1e-9)
     assert min(seen) == 0.0
     assert max(seen) > 0.9
-    pusht.begin([30, 30, *GOAL])
+    pusht.reset_to([30, 30, *GOAL])
     assert pusht.coverage == pytest.approx(1.0)
     env.reset(seed=0)
     assert sum(shape.area for shape in env.block.shapes) == pytest.approx(AREA)
@@ -71,7 +71,7 @@ def test_coverage_is_that_of_gym_pusht_near_and_far():
 def test_actions_are_clipped_to_the_bounds(wild):
     ours, bound = PushT(1), PushT(1)
     for pusht, value in ((ours, wild), (bound, np.clip(wild, 0, 512))):
-        pusht.begin(near(0))
+        pusht.reset_to(near(0))
         for _ in range(3):
             pusht.step([[value, 200.0]])
     np.testing.assert_array_equal(ours.states, bound.states)
@@ -85,7 +85,7 @@ def test_a_start_is_where_it_was_asked_to_be_beside_a_wall_too():
     states = near(3, 30, 20)
     states[0] = [100, 100, 250, 440, math.pi]
     pusht = PushT(30)
-    np.testing.assert_allclose(pusht.begin(states)[:, :4], states[:, :4], atol=1e-9)
+    np.testing.assert_allclose(pusht.reset_to(states)[:, :4], states[:, :4], atol=1e-9)
     np.testing.assert_allclose(pusht.states[:, 4], states[:, 4] % (2 * math.pi), atol=1e-9)
     for _ in range(5):
         pusht.step(states[:, :2])
@@ -122,7 +122,7 @@ def test_the_published_starts_are_those_of_the_old_generator():
 
 def test_a_block_that_stands_on_the_goal_ends_its_episode_and_holds_still():
     pusht = PushT(2)
-    pusht.begin([[30, 30, *GOAL], [30, 30, 150, 300, 0.3]])
+    pusht.reset_to([[30, 30, *GOAL], [30, 30, 150, 300, 0.3]])
     assert pusht.coverage[0] == pytest.approx(1)
     assert not pusht.done.any(), "a start is no success, a step is"
     assert pusht.score.tolist() == [0, 0]
@@ -141,7 +141,7 @@ def test_a_block_that_stands_on_the_goal_ends_its_episode_and_holds_still():
 
 def test_the_score_is_the_best_coverage_of_the_episode_over_the_threshold():
     pusht, rng = PushT(4), np.random.default_rng(0)
-    pusht.begin(near(5, 4, 40))
+    pusht.reset_to(near(5, 4, 40))
     seen = [pusht.step(around(pusht, rng))[1] for _ in range(25)]
     np.testing.assert_array_equal(pusht.max_coverage, np.max(seen, axis=0))
     np.testing.assert_allclose(pusht.score, np.clip(np.max(seen, axis=0) / THRESHOLD, 0, 1))
@@ -150,7 +150,7 @@ def test_the_score_is_the_best_coverage_of_the_episode_over_the_threshold():
 
 def test_episodes_end_after_300_steps():
     pusht = PushT(1)
-    pusht.begin([30, 30, 150, 300, 0.3])
+    pusht.reset_to([30, 30, 150, 300, 0.3])
     for i in range(STEPS):
         assert not pusht.done.any(), i
         pusht.step([[30, 30]])
@@ -161,15 +161,15 @@ def test_episodes_end_after_300_steps():
 
 def test_a_picture_shows_the_disc():
     pusht = PushT(2)
-    with pytest.raises(ValueError, match="before a start"):
+    with pytest.raises(ValueError, match="nothing to render yet"):
         pusht.render(0)
-    pusht.begin([[256, 100, 150, 300, 0.3], [100, 256, 150, 300, 0.3]])
+    pusht.reset_to([[256, 100, 150, 300, 0.3], [100, 256, 150, 300, 0.3]])
     picture = pusht.render(0)
     assert (picture.shape, picture.dtype) == ((96, 96, 3), np.uint8)
     large = pusht.render(1, px=512).astype(int)
     blue = large[..., 2] - large[..., 0]
     assert blue[256, 100] > 100 > blue[100, 256]
-    with pytest.raises(IndexError, match="2 blocks, counted from 0; got 2"):
+    with pytest.raises(IndexError, match="2 environments, counted from 0; got 2"):
         pusht.render(2)
 
 
@@ -177,13 +177,13 @@ def test_what_does_not_fit_is_refused():
     pusht = PushT(2)
     for call, words in (
         (lambda: PushT(0), "number counts from 1"),
-        (lambda: pusht.step(np.zeros((2, 2))), "all episodes are over; start anew"),
-        (lambda: pusht.reset([1]), "each of the 2 blocks has a seed; got 1 seeds"),
+        (lambda: pusht.step(np.zeros((2, 2))), "all episodes are over"),
+        (lambda: pusht.reset([1]), "each of the 2 environments has a seed; got 1 seeds"),
         (lambda: pusht.reset([1, -1]), "whole numbers from 0 .* got -1"),
-        (lambda: pusht.begin(np.zeros((3, 5))), r"\(5,\) or \(2, 5\).* got shape \(3, 5\)"),
-        (lambda: pusht.begin([0, 0, 0, 0, np.nan]), "states are finite"),
+        (lambda: pusht.reset_to(np.zeros((3, 5))), r"\(5,\) or \(2, 5\).* got shape \(3, 5\)"),
+        (lambda: pusht.reset_to([0, 0, 0, 0, np.nan]), "states are finite"),
         (lambda: (pusht.reset(), pusht.step(np.zeros(2))), r"actions are \(2, 2\).* got shape \(2,\)"),
-        (lambda: pusht.step([[1, 2], [3, np.inf]]), r"got \[3.0, inf\] for block 1"),
+        (lambda: pusht.step([[1, 2], [3, np.inf]]), r"got \[3.0, inf\] for environment 1"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
@@ -215,7 +215,7 @@ def test_a_demonstration_replays_exactly():
 def test_pushing_in_a_mirror_is_pushing():
     """What was done, seen in the mirror, does in the world what the mirror shows, and covers the outline as well."""
     pusht, rng = PushT(1), np.random.default_rng(3)
-    states, actions = [pusht.begin([200.0, 150.0, 240.0, 280.0, 0.9])[0]], []
+    states, actions = [pusht.reset_to([200.0, 150.0, 240.0, 280.0, 0.9])[0]], []
     for _ in range(12):
         actions.append(around(pusht, rng).clip(0, 512)[0])
         states.append(pusht.step(actions[-1][None])[0][0])

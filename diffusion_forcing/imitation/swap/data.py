@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...engine.task import Progress
-from ...files import cache_folder, write_atomically
+from ...files import cache_folder, cached
 from ..demonstrations import Demonstrations
 from .scene import CAMERAS, CONTROL_DT
 
@@ -35,22 +35,17 @@ def prepare_swap(
         raise ValueError(f"number counts demonstrations from 1; got {number}")
     if seed < 0:
         raise ValueError(f"a seed is 0 or more; got {seed}")
-    file = swap_file(number, px, seed, simulator)
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        made = _make(number, px, seed, progress, simulator)
 
-        def write(path: Path) -> None:
-            with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
-                np.savez_compressed(out, **made)
+    def make(path: Path) -> None:
+        with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
+            np.savez_compressed(out, **_make(number, px, seed, progress, simulator))
 
-        write_atomically(file, write)
-    return file
+    return cached(_file_name(number, px, seed, simulator), make)
 
 
-def swap_file(number: int, px: int, seed: int, simulator: str) -> Path:
-    """Where `prepare_swap` keeps demonstrations, made or not."""
-    return cache_folder() / f"swap-v{VERSION}-{simulator}-{number}-{px}px-{seed}.npz"
+def is_prepared(number: int, px: int, seed: int, simulator: str) -> bool:
+    """Whether the file of `prepare_swap` is there."""
+    return (cache_folder() / _file_name(number, px, seed, simulator)).exists()
 
 
 def load_swap(path: Path) -> Demonstrations:
@@ -110,3 +105,7 @@ def _make(number: int, px: int, seed: int, progress: Progress | None, simulator:
             for name in ("start", "finished", "nudges", "slips", "regrasps")
         },
     }
+
+
+def _file_name(number: int, px: int, seed: int, simulator: str) -> str:
+    return f"swap-v{VERSION}-{simulator}-{number}-{px}px-{seed}.npz"

@@ -23,9 +23,9 @@ from .data import (
     FRAME_EVERY,
     SimulatorName,
     demonstrate_once,
+    is_prepared,
     load_swap,
     prepare_swap,
-    swap_file,
 )
 from .scene import CHUNK, MIRROR, STEPS
 
@@ -85,8 +85,8 @@ class Swapping(World):
         return load_swap(self.prepare(progress))
 
     def example(self, chunk: int) -> Demonstrations | None:
-        made = swap_file(self.number, self.px, self.data_seed, self.simulator).exists()
-        return None if made else demonstrate_once(self.px, chunk, self.simulator)
+        prepared = is_prepared(self.number, self.px, self.data_seed, self.simulator)
+        return None if prepared else demonstrate_once(self.px, chunk, self.simulator)
 
     def mirrored(self, demonstrations: Demonstrations) -> Demonstrations:
         """With left and right exchanged: plates, cameras and arm are symmetric."""
