@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -48,7 +49,7 @@ WIDTH = 16
 
 @dataclass(frozen=True)
 class Options:
-    """Measure training, sampling, wavefront, KV cache, roll-outs, video and imitation."""
+    """Measure imports, training, sampling, wavefront, KV cache, roll-outs, video and imitation."""
 
     repeats: int = 5
     """Each timing is the best of so many."""
@@ -273,6 +274,20 @@ def imitation(options: Options) -> list[dict]:
     return rows
 
 
+def imports(options: Options) -> list[dict]:
+    """Seconds to import torch, the package after it, and to answer commands that compute nothing, each in a new process."""
+    code = "from time import perf_counter as now; a = now(); import torch; b = now(); import diffusion_forcing; print(b - a, now() - b)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(options.repeats + 1)]
+    torch_alone, ours = (min(times) for times in zip(*(map(float, done.stdout.split()) for done in runs[1:]), strict=True))
+    rows = [{"what": "import torch", "seconds": torch_alone, "over torch": 1.0}]
+    rows.append({"what": "import diffusion_forcing, after it", "seconds": ours, "over torch": ours / torch_alone})
+    for words in (["--help"], ["list"], ["train", "composition", "--help"]):
+        command = [sys.executable, "-m", "diffusion_forcing", *words]
+        seconds = best(lambda command=command: subprocess.run(command, capture_output=True, check=True), options.repeats)
+        rows.append({"what": f"dforce {' '.join(words)}", "seconds": seconds, "over torch": seconds / torch_alone})
+    return rows
+
+
 def main() -> None:
     options = tyro.cli(Options)
     if options.threads is not None:
@@ -281,7 +296,7 @@ def main() -> None:
     console = Console()
     console.print(f"matrix products reach {peak() / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads, torch {torch.__version__}")
     found: dict[str, list[dict]] = {}
-    for section in (training, sampling, wavefront, cache, rollouts, video, imitation):
+    for section in (imports, training, sampling, wavefront, cache, rollouts, video, imitation):
         if options.only not in section.__name__:
             continue
         found[section.__name__] = rows = section(options)
