@@ -22,6 +22,7 @@ from diffusion_forcing.planning.envs.maze2d import DT, GEAR, MASS, MAZES, Balls
 from diffusion_forcing.planning.options import PlanOptions
 from diffusion_forcing.planning.rewards import Trajectory
 from diffusion_forcing.planning.tokens import FrameWindows, fit_codec, frames_of
+from diffusion_forcing.sampler import Sampler
 
 UMAZE = MAZES["umaze"]
 GOAL = torch.tensor(UMAZE.goal, dtype=torch.float32)[None]
@@ -31,7 +32,7 @@ BACKBONES = {
     "causal": TransformerConfig(hidden=16, layers=1, heads=2),
     "rnn": RNNConfig(hidden=16, blocks=1),
 }
-QUICK = PlanOptions(steps=2, scale=0.02, short_plan_scale=0.02, replan=10, eta=0.0)
+QUICK = {"sampler": Sampler(steps=2), "options": PlanOptions(scale=0.02, short_plan_scale=0.02, replan=10)}
 
 
 @lru_cache
@@ -70,9 +71,16 @@ def trained_model(kind: str = "transformer", steps: int = 60) -> DiffusionForcin
     return model.eval().requires_grad_(False)
 
 
+def quick(**changes) -> dict:
+    """QUICK with other fields of the sampler or of PlanOptions."""
+    names = {field.name for field in dataclasses.fields(Sampler)}
+    sampler, options = ({name: value for name, value in changes.items() if (name in names) == of} for of in (True, False))
+    return {"sampler": dataclasses.replace(QUICK["sampler"], **sampler), "options": dataclasses.replace(QUICK["options"], **options)}
+
+
 def agent_of(kind: str = "transformer", number: int = 3, *, episode: int = 60, seed: int = 0, **options) -> PlanningAgent:
-    """An agent of few denoising steps at the start of short episodes."""
-    agent = PlanningAgent(trained_model(kind), "umaze", dataclasses.replace(QUICK, **options), seed=seed)
+    """An agent of few denoising steps at the start of short episodes. options: fields of its sampler and of PlanOptions."""
+    agent = PlanningAgent(trained_model(kind), "umaze", **quick(**options), seed=seed)
     agent.reset(number, steps=episode)
     return agent
 

@@ -22,12 +22,13 @@ from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import MonteCarlo, guide
 from ..model import DiffusionForcing
-from ..sampling import Sampler, sample
+from ..sampler import Sampler
+from ..sampling import sample
 from .envs.maze2d import Array, Bools, Maze, by_name, check_inside
 from .episodes import Counts, Policy
 from .guidance import disagreement, guidance_scale
 from .horizon import HorizonControl
-from .options import PlanOptions
+from .options import PLAN_SAMPLER, PlanOptions
 from .rewards import Reward, TrackingReward, Trajectory, reach, scaled
 from .tokens import present_frames
 
@@ -56,29 +57,35 @@ class PlanningAgent(Policy):
 
     counts: Counts
 
-    def __init__(self, model: DiffusionForcing, maze: Maze | str, options: PlanOptions | None = None, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: DiffusionForcing, maze: Maze | str, *, sampler: Sampler = PLAN_SAMPLER, options: PlanOptions | None = None,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
         if model.codec is None:
             raise ValueError("a planning agent needs a model with its codec: train one with `dforce train maze2d-medium`")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)  # the caller may go on training theirs
         self.codec = cast(Chain, self.model.codec)
         self.maze = by_name(maze) if isinstance(maze, str) else maze
+        self.sampler = sampler
         self.options = options or PlanOptions()
         self.frame_stack = self.codec.stack
         self.seed = seed
         self.reset(1)
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, options: PlanOptions | None = None, *, seed: int = 0) -> PlanningAgent:
+    def from_pretrained(
+        cls, path: str | Path, *, sampler: Sampler | None = None, options: PlanOptions | None = None, seed: int = 0
+    ) -> PlanningAgent:
         """From a run of `dforce train maze2d-...`, or by the name of a pretrained model such as "maze2d-medium".
 
-        options: None for those of the run.
+        sampler, options: None for those of the run.
         """
         experiment, model = load_run(run_folder(path))
         task: Any = experiment.task
         plan = getattr(task, "plan", None)
         if not isinstance(plan, PlanOptions):
             raise ValueError(f"{path} was trained for {type(task).__name__}, not for planning; train `dforce train maze2d-medium`")
-        return cls(model, task.maze, options or plan, seed=seed)
+        return cls(model, task.maze, sampler=sampler or task.sampler, options=options or plan, seed=seed)
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
         """Begin episodes of `number` balls, `steps` long (None: the maze's own length)."""
@@ -246,9 +253,9 @@ class PlanningAgent(Policy):
         options, schedule = self.options, self.model.schedule
         context = self._context(problem).repeat_interleave(options.candidates, dim=0)
         known = context.shape[1]
-        noise = torch.randn(len(context), length, context.shape[-1], generator=self.generator)
+        noise = self.sampler.temperature * torch.randn(len(context), length, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
-        matrix = Sampler(options.steps, options.schedule, options.slope).matrix_for(schedule, length)
+        matrix = self.sampler.matrix_for(schedule, length)
         matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
         reward = self._reward(problem)
         token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
@@ -260,7 +267,7 @@ class PlanningAgent(Policy):
                 denoise, schedule, token_reward, scale, draws=MonteCarlo(options.draws, options.futures), form=options.form,
                 levels=(low, high), generator=self.generator,
             )  # fmt: skip
-        x = sample(denoise, schedule, x, matrix, eta=options.eta, generator=self.generator, on_step=on_step)
+        x = sample(denoise, schedule, x, self.sampler.along(matrix), generator=self.generator, on_step=on_step)
         if options.candidates > 1:
             score = torch.nan_to_num(token_reward(x), nan=-torch.inf).unflatten(0, (-1, options.candidates))
             x = x.unflatten(0, (-1, options.candidates))[torch.arange(len(score)), score.argmax(1)]

@@ -6,20 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..checks import check_options
+from ..sampler import Sampler
+
+PLAN_SAMPLER = Sampler(steps=10, eta=1.0)
+"""Fresh noise in every step (eta=1) corrects more of the errors of earlier steps than none."""
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Guidance, horizon and replanning of an agent."""
 
-    steps: int = 10
-    """Denoising steps of a plan."""
-    schedule: Literal["full_sequence", "pyramid", "autoregressive"] = "full_sequence"
-    """Schedule matrix of a plan."""
-    slope: float = 1.0
-    """Of the pyramid: rows from one token's start to the next one's."""
-    eta: float = 1.0
-    """Fresh noise while denoising: 0 none (DDIM), 1 as in training (DDPM)."""
     scale: float = 0.07
     """Guidance scale (per metre and frame) of a plan as long as the episode. 0: no guidance."""
     short_plan_scale: float = 4.0
@@ -56,15 +52,13 @@ class PlanOptions:
     """Past tokens that a plan is conditioned on, besides the present."""
 
     def __post_init__(self) -> None:
-        check_options(self, "steps", "draws", "candidates", "replan", "short_plan_replan", "min_tokens")
+        check_options(self, "draws", "candidates", "replan", "short_plan_replan", "min_tokens")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"lookahead counts tokens from 1, or is None for an adaptive horizon; got {self.lookahead}")
         if not (self.replan_error >= 0 and self.verify_tolerance >= 0):
             raise ValueError(f"replan_error and verify_tolerance are distances in metres; got {self.replan_error}, {self.verify_tolerance}")
         if self.memory < 0 or self.extra_tokens < 0:
             raise ValueError(f"memory and extra_tokens count tokens from 0; got {self.memory}, {self.extra_tokens}")
-        if self.schedule not in ("full_sequence", "pyramid", "autoregressive"):
-            raise ValueError(f"schedule is full_sequence, pyramid or autoregressive; got {self.schedule!r}")
         if not self.scale >= 0 or not (self.short_plan_scale > 0 or (self.short_plan_scale == 0 and self.scale == 0)):
             raise ValueError(
                 f"scale and short_plan_scale are positive, or scale is 0 for no guidance; got {self.scale}, {self.short_plan_scale}"

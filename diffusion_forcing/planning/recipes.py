@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
-from .options import PlanOptions
+from .options import PLAN_SAMPLER, PlanOptions
 from .task import Maze2D
 
 PLAN = {
@@ -51,9 +51,9 @@ def maze2d_large() -> Experiment:
 
 
 def _gru(maze: Any) -> Experiment:
-    plan = replace(PLAN[maze], schedule="pyramid", slope=1.0)
+    sampler = replace(PLAN_SAMPLER, matrix="pyramid")
     return Experiment(
-        task=Maze2D(maze, plan=plan, short_windows=0.4),
+        task=Maze2D(maze, sampler=sampler, plan=PLAN[maze], short_windows=0.4),
         model=ModelConfig(RNNConfig(hidden=256, layers=1, blocks=2), schedule="linear"),
         train=_train(maze),
     )
@@ -77,7 +77,9 @@ def maze2d_large_gru() -> Experiment:
 def maze2d_paper() -> Experiment:
     """The paper's own size (4.33 million parameters) and settings: GRU, x0-prediction, fused SNR, batch 2048. Wants a GPU."""
     return Experiment(
-        task=Maze2D("medium", plan=PlanOptions(steps=50, schedule="pyramid", scale=PLAN["medium"].scale, draws=4)),
+        task=Maze2D(
+            "medium", sampler=replace(PLAN_SAMPLER, steps=50, matrix="pyramid"), plan=PlanOptions(scale=PLAN["medium"].scale, draws=4)
+        ),
         model=ModelConfig(
             RNNConfig(hidden=430, layers=1, blocks=2), schedule="linear", parameterization="x0", weight="fused_snr", frame_stack=10
         ),

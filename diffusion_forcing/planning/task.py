@@ -17,6 +17,7 @@ from torch import Tensor
 from ..engine.log import progress_bar
 from ..engine.task import Evaluation, Progress, TaskData
 from ..preconditioning import WienerSmoother
+from ..sampler import Sampler
 from . import data as store
 from . import figures as pictures
 from .agent import PlanningAgent
@@ -27,7 +28,7 @@ from .baselines.zeroed import zero_network
 from .dynamics import motion_constraint
 from .envs.maze2d import GOAL_RADIUS, Array, Balls, Maze, by_name
 from .episodes import Counts, Episodes, Policy, play
-from .options import PlanOptions
+from .options import PLAN_SAMPLER, PlanOptions
 from .scores import POLICIES, PolicyName, tables
 from .tokens import FrameWindows, fit_codec, frames_of, position_numbers
 
@@ -46,8 +47,10 @@ class Maze2D:
     policy: PolicyName = "agent"
     """Who acts. agent: the planning agent. zeroed: its control, the same with the network's output set to zero. Baselines: Diffuser with
     its own actions or with a PD controller, a scripted controller that knows the maze, random forces, MPPI with the true dynamics."""
+    sampler: Sampler = PLAN_SAMPLER
+    """How a plan is denoised."""
     plan: PlanOptions = field(default_factory=PlanOptions)
-    """How the agent plans."""
+    """Guidance, horizon and replanning of the agent."""
     parallel_episodes: int = 100
     """Episodes run side by side."""
     frame_stack: int = 10
@@ -128,8 +131,10 @@ class Maze2D:
         if self.policy == "random":
             return RandomPolicy(self.world, seed)
         if self.policy in ("diffuser", "diffuser_pd"):
-            return Diffuser(model, self.world, steps=self.plan.steps, pd=self.policy == "diffuser_pd", seed=seed)
-        return PlanningAgent(zero_network(model) if self.policy == "zeroed" else model, self.world, self.plan, seed=seed)
+            return Diffuser(model, self.world, steps=self.sampler.steps, pd=self.policy == "diffuser_pd", seed=seed)
+        if self.policy == "zeroed":
+            model = zero_network(model)
+        return PlanningAgent(model, self.world, sampler=self.sampler, options=self.plan, seed=seed)
 
     def episodes(
         self, model: DiffusionForcing, number: int, seed: int, progress: Progress | None = None
@@ -175,7 +180,7 @@ class Maze2D:
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         """Plans from random starts to random goals, not executed: plans.npz and plans.png."""
         balls = Balls(self.world, samples, multi=True, seed=seed)
-        agent = PlanningAgent(model, self.world, self.plan, seed=seed)
+        agent = PlanningAgent(model, self.world, sampler=self.sampler, options=self.plan, seed=seed)
         agent.reset(samples)
         plan = agent.propose(balls.observation, balls.goal)
         arrays, picture = folder / "plans.npz", folder / "plans.png"
@@ -188,8 +193,9 @@ class Maze2D:
 
     def draw_pyramid(self, model: DiffusionForcing, file: Path, seed: int) -> None:
         """The uncertainty of a pyramid: 24 plans from one start at four stages of their denoising."""
-        options = dataclasses.replace(self.plan, schedule="pyramid", slope=1.0, candidates=1, draws=1)
-        agent = PlanningAgent(model, self.world, options, seed=seed)
+        sampler = dataclasses.replace(self.sampler, matrix="pyramid", slope=1.0)
+        options = dataclasses.replace(self.plan, candidates=1, draws=1)
+        agent = PlanningAgent(model, self.world, sampler=sampler, options=options, seed=seed)
         agent.reset(24)
         start = self._farthest_cell()
         observation = np.tile(np.concatenate([start, np.zeros(2)]), (24, 1))

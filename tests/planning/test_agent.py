@@ -1,7 +1,5 @@
 """The planning agent: its actions, its memory, what it refuses, plans that are invalid, and runs it comes from."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -16,6 +14,7 @@ from mazes import (
     goals,
     model_of,
     motion_errors,
+    quick,
     streams,
     trained_model,
 )
@@ -58,6 +57,11 @@ def test_the_seed_decides(options):
     assert (one != other).any()
 
 
+def test_at_temperature_0_and_without_fresh_noise_plans_are_deterministic():
+    one, other = (agent_of(seed=seed, temperature=0.0).propose(HERE, goals(agent_of())).position for seed in (0, 1))
+    assert torch.equal(one, other)
+
+
 def test_a_reset_begins_new_episodes():
     agent = agent_of()
     first = drive(agent, 11)
@@ -75,9 +79,9 @@ def test_what_is_executed_is_what_was_planned():
 
 
 @both
-@pytest.mark.parametrize("schedule", ["full_sequence", "pyramid", "autoregressive"])
-def test_it_plans_along_each_schedule(kind, schedule):
-    agent = agent_of(kind, episode=40, schedule=schedule, form="step")
+@pytest.mark.parametrize("matrix", ["full_sequence", "pyramid", "autoregressive"])
+def test_it_plans_along_each_matrix(kind, matrix):
+    agent = agent_of(kind, episode=40, matrix=matrix, form="step")
     plan = agent.propose(HERE, goals(agent))
     assert plan.action.shape == (3, 40, 2)
     assert plan.observation.shape == (3, 40, 4)
@@ -89,15 +93,15 @@ def test_a_flat_pyramid_is_a_full_sequence_and_a_steep_one_goes_token_by_token()
         agent = agent_of(episode=40, **options)
         return agent.propose(HERE, goals(agent)).observation
 
-    torch.testing.assert_close(plan(schedule="pyramid", slope=0.0), plan(schedule="full_sequence"))
-    torch.testing.assert_close(plan(schedule="pyramid", slope=2.0), plan(schedule="autoregressive"))
-    assert not torch.equal(plan(schedule="pyramid"), plan(schedule="full_sequence"))
+    torch.testing.assert_close(plan(matrix="pyramid", slope=0.0), plan(matrix="full_sequence"))
+    torch.testing.assert_close(plan(matrix="pyramid", slope=2.0), plan(matrix="autoregressive"))
+    assert not torch.equal(plan(matrix="pyramid"), plan(matrix="full_sequence"))
 
 
 def test_watching_the_denoising_does_not_change_the_plan():
     rows, plans = [], []
     for on_step in (None, lambda row, x, levels: rows.append((row, x.shape[1], int(levels.max())))):
-        agent = agent_of("rnn", episode=40, scale=0, schedule="pyramid")
+        agent = agent_of("rnn", episode=40, scale=0, matrix="pyramid")
         plans.append(agent.propose(HERE, goals(agent), on_step=on_step).observation)
     torch.testing.assert_close(*plans, atol=1e-4, rtol=1e-4)
     assert rows[-1] == (5, 1 + 4, 0), "4 tokens a row apart, each in two steps, after the present"
@@ -128,7 +132,7 @@ def test_with_linear_dynamics_a_plan_is_one_motion_from_where_the_ball_is():
         model = DiffusionForcing(
             model.backbone, model.schedule, codec=model.codec, preconditioning=Preconditioning(model.variance, constraint=constraint)
         )
-        agent = PlanningAgent(model, "umaze", dataclasses.replace(QUICK, scale=0.02))
+        agent = PlanningAgent(model, "umaze", **QUICK)
         agent.reset(2, steps=60)
         plan = agent.propose(observation, goals(agent))
         errors = motion_errors(torch.cat([plan.action, plan.observation], dim=-1), torch.from_numpy(observation).float())
@@ -377,7 +381,7 @@ def test_a_model_that_outputs_only_nan_moves_nothing(options):
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.fill_(torch.nan)
-    agent = PlanningAgent(model, "umaze", dataclasses.replace(QUICK, lookahead=2, replan=10, **options))
+    agent = PlanningAgent(model, "umaze", **quick(lookahead=2, **options))
     agent.reset(3, steps=60)
     assert not drive(agent, 25).any()
     assert (agent.counts.bad, agent.counts.given_up, agent.counts.plans) == (27, 9, 9)
@@ -404,13 +408,13 @@ def run_of(folder, monkeypatch, **changes):
 
 
 def test_an_agent_comes_from_a_run_with_its_options(tmp_path, monkeypatch):
-    experiment = run_of(tmp_path, monkeypatch, task__plan__steps=3, task__plan__lookahead=2)
+    experiment = run_of(tmp_path, monkeypatch, task__sampler__steps=3, task__plan__lookahead=2)
     agent = PlanningAgent.from_pretrained(tmp_path / "run")
     assert agent.maze is UMAZE
-    assert agent.options == experiment.task.plan
-    other = PlanningAgent.from_pretrained(str(tmp_path / "run"), QUICK, seed=3)
-    assert (other.options, other.seed) == (QUICK, 3)
-    third = PlanningAgent(DiffusionForcing.from_pretrained(tmp_path / "run" / "model"), UMAZE, QUICK, seed=3)
+    assert (agent.sampler, agent.options) == (experiment.task.sampler, experiment.task.plan)
+    other = PlanningAgent.from_pretrained(str(tmp_path / "run"), **QUICK, seed=3)
+    assert (other.sampler, other.options, other.seed) == (*QUICK.values(), 3)
+    third = PlanningAgent(DiffusionForcing.from_pretrained(tmp_path / "run" / "model"), UMAZE, **QUICK, seed=3)
     np.testing.assert_array_equal(drive(other, 3), drive(third, 3))
 
 

@@ -11,8 +11,8 @@ from diffusion_forcing.planning.baselines.scripted import RandomPolicy, Scripted
 from diffusion_forcing.planning.baselines.zeroed import zero_network
 from diffusion_forcing.planning.envs.maze2d import MAZES, Balls
 from diffusion_forcing.planning.episodes import play
-from diffusion_forcing.planning.options import PlanOptions
 from diffusion_forcing.planning.tokens import present_frames
+from diffusion_forcing.sampler import Sampler
 
 
 def diffuser(pd=False, number=3, **options) -> Diffuser:
@@ -130,5 +130,5 @@ def test_a_zeroed_network_outputs_zeros_and_the_model_keeps_its_own():
     x, k = torch.randn(2, 5, 24), torch.full((2, 5), 60)
     assert not zeroed.backbone(x, k, torch.zeros(2, 5, 0))[0].any()
     assert model.backbone(x, k, torch.zeros(2, 5, 0))[0].any()
-    agent = PlanningAgent(zeroed, UMAZE, PlanOptions(steps=2, replan=10))
+    agent = PlanningAgent(zeroed, UMAZE, sampler=Sampler(steps=2))
     assert np.isfinite(play(agent, Balls("umaze", 2, seed=0), steps=12).observations).all()

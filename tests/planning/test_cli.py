@@ -13,7 +13,7 @@ from diffusion_forcing.planning.agent import PlanningAgent
 
 TRAIN = [
     "train", "maze2d-umaze", "--task.transitions", "20000", "--model.backbone.hidden", "16", "--model.backbone.layers", "1",
-    "--model.backbone.heads", "2", "--train.steps", "1", "--train.batch", "8", "--train.threads", "1", "--task.plan.steps", "2",
+    "--model.backbone.heads", "2", "--train.steps", "1", "--train.batch", "8", "--train.threads", "1", "--task.sampler.steps", "2",
     "--task.plan.lookahead", "2",
 ]  # fmt: skip
 QUICK = ["--task.policy", "scripted"]
@@ -203,4 +203,4 @@ def test_pretrained_may_come_before_the_name(pretrained, here):
 def test_an_agent_comes_by_the_name_of_a_pretrained_model(pretrained):
     agent = PlanningAgent.from_pretrained("maze2d-umaze")
     assert agent.maze.name == "umaze"
-    assert (agent.options.steps, agent.options.lookahead) == (2, 2)
+    assert (agent.sampler.steps, agent.options.lookahead) == (2, 2)

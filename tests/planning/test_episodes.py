@@ -9,6 +9,7 @@ from diffusion_forcing.planning.baselines.diffuser import Diffuser
 from diffusion_forcing.planning.envs.maze2d import Balls
 from diffusion_forcing.planning.episodes import Episodes, Policy, play
 from diffusion_forcing.planning.options import PlanOptions
+from diffusion_forcing.sampler import Sampler
 
 
 class Still(Policy):
@@ -46,7 +47,7 @@ def test_an_episode_lasts_as_long_as_the_mazes_own():
 
 
 def test_play_records_the_plans_of_the_first_ball_and_their_steps():
-    agent = PlanningAgent(trained_model(), UMAZE, PlanOptions(steps=1, scale=0, lookahead=2, replan=8))
+    agent = PlanningAgent(trained_model(), UMAZE, sampler=Sampler(steps=1), options=PlanOptions(scale=0, lookahead=2, replan=8))
     episodes = play(agent, Balls("umaze", 2, seed=0), steps=20)
     assert [t for t, _ in episodes.plans] == [0, 8, 16]
     assert all(plan.shape == (20, 6) for _, plan in episodes.plans)

@@ -43,7 +43,7 @@ def test_guidance_raises_the_reward(name, kind):
 @pytest.mark.parametrize("futures", ["resample", "rollout"])
 def test_monte_carlo_guidance_raises_the_reward_too(kind, futures):
     reward = REWARDS["reach"]
-    options = {"schedule": "pyramid", "futures": futures, "steps": 3}
+    options = {"matrix": "pyramid", "futures": futures, "steps": 3}
     none, one, three = (
         reward(proposed(reward, kind, scale=scale, draws=draws, **options)).mean().item() for scale, draws in ((0, 1), (0.02, 1), (0.02, 3))
     )
