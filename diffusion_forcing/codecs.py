@@ -159,7 +159,7 @@ class Rotate(_Directions):
     """Rotate tokens to their `keep` principal directions. Units stay, so noise that is white before is white after.
 
     What a token of several frames leaves out is what its other numbers say already: the dynamics that tie actions to states hold in
-    every token that is decoded. `variance` is that of each direction, which the model wants to know.
+    every token that is decoded. `variance` is that of each direction, for the model's input scaling.
     """
 
     variance: Tensor

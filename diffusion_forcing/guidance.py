@@ -54,8 +54,7 @@ def guide(
     form: where the gradient acts. "step" shifts the stepped sample by scale sigma (sigma - sigma_next) grad, which stays on the data
     under any schedule; "eps" is the textbook's x0 += scale sigma^2/alpha grad, strong at high levels: use it with `levels`.
     levels: (lo, hi), the levels of tokens on which guidance acts; others are left alone. None: all.
-    draws: futures over which the reward is averaged (Monte Carlo guidance), a number or a `MonteCarlo`. Scales compare at the same number
-    of draws only: one draw judges a mean future.
+    draws: futures over which the reward is averaged, a number or a `MonteCarlo`. Scales compare at the same number of draws only.
     """
     plan = draws if isinstance(draws, MonteCarlo) else MonteCarlo(draws)
     if form not in ("step", "eps"):

@@ -125,7 +125,7 @@ def _prior(schedule: NoiseSchedule, y: Tensor, k: Tensor) -> Tensor:
 
 def _from(schedule: NoiseSchedule, k: Tensor, higher: Tensor) -> tuple[Tensor, Tensor]:
     """x^higher = a x^k + sqrt(s) noise, for higher >= k: returns a and s."""
-    # Neighbouring levels differ in the fifth digit: their difference wants float64.
+    # Neighbouring levels differ in the fifth digit: their difference needs float64.
     a = schedule.alpha(higher).double() / schedule.alpha(k).double()
     return a, (schedule.sigma(higher).double() ** 2 - (a * schedule.sigma(k).double()) ** 2).clamp(min=1e-12)
 

@@ -137,7 +137,7 @@ class DiffusionForcing(Pretrained):
         return self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)[1]
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
-        """The function (x, k) -> Prediction that a sampler wants, with condition and past bound."""
+        """The function (x, k) -> Prediction that samplers take, with condition and past bound."""
         return Denoiser(self, cond, state)
 
     def prediction_from(self, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:

@@ -1,6 +1,6 @@
-"""What the network is asked for: the clean token (x0), the noise (eps) or the velocity (v = alpha eps - sigma x0).
+"""What the network predicts: the clean token (x0), the noise (eps) or the velocity (v = alpha eps - sigma x0).
 
-The three say the same thing in other units; `to_prediction` brings each back to the pair (x0, eps).
+The three are equivalent; `to_prediction` brings each back to the pair (x0, eps).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ Parameterization = Literal["x0", "eps", "v"]
 
 
 class Prediction(NamedTuple):
-    """What a denoiser says of each noisy token: (b, t, *event) each.
+    """The prediction for each noisy token: (b, t, *event) each.
 
-    grad, where a guide left one, is the direction in which the step is to be shifted (see `guidance`).
+    grad: the direction in which guidance shifts the step, if any.
     """
 
     x0: Tensor
@@ -55,5 +55,5 @@ def to_prediction(name: Parameterization, out: Tensor, x_k: Tensor, alpha: Tenso
 
 
 def with_x0(x0: Tensor, x_k: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
-    """The prediction that holds a given x0 to be true of the noisy tokens x_k."""
+    """The prediction for noisy tokens x_k whose clean tokens are x0."""
     return to_prediction("x0", x0, x_k, alpha, sigma)

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing
 from .orders import Trace, moves, wavefront, windowed
-from .sampler import Context, Hold, Mode, Sampler, as_sampler
+from .sampler import Context, Hold, Sampler, as_sampler
 from .schedule import NoiseSchedule, expand
 from .solver import amplitudes, solver_step
 
@@ -105,7 +105,7 @@ def rollout(
 
     matrix: (m+1, h), how each window of h tokens is sampled; or a `Sampler`, for windows of h tokens `Sampler(...).over(schedule, h)`,
     else for one window of all tokens. context: (b, c, *event), c may be 0; None: none, and one sequence. cond: (b, c+length, width).
-    past: what is remembered, and how tokens join it. wrap: guidance, as a function from denoiser to denoiser.
+    past: how far the context reaches, and how generated tokens join it. wrap: guidance, as a function from denoiser to denoiser.
     """
     return torch.cat([*stream(model, matrix, length, context, cond, past=past, wrap=wrap, generator=generator)], dim=1)
 
@@ -260,8 +260,3 @@ def _init_rollout(
     if context is not None and known:
         memory.add(context, 0, None if cond is None else cond[:, :known])
     return memory, (b, *event), known
-
-
-__all__ = [
-    "Context", "Memory", "Mode", "Sampler", "follow", "rolling", "rollout", "sample", "sample_window", "start", "stream",
-]  # fmt: skip

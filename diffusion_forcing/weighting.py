@@ -43,7 +43,7 @@ class MinSNR:
     clip: float = 5.0
 
     def signal(self, schedule: NoiseSchedule, k: Tensor) -> Tensor:
-        """S_t: the share of the signal that the noisy token itself gives away, in [0, 1]."""
+        """S_t: the share of the signal that the noisy token itself carries, in [0, 1]."""
         return schedule.snr(k).clamp(max=self.clip) / self.clip
 
     def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization) -> Tensor:
@@ -52,11 +52,11 @@ class MinSNR:
 
 @dataclass(frozen=True)
 class FusedSNR:
-    """The paper's fused SNR: what the noisy past gives away counts as well.
+    """The paper's fused SNR: the signal of the noisy past counts as well.
 
     S_t = min(snr_t, clip) / clip; running mean Sbar_t = g Sbar_{t-1} + (1-g) S_t, starting from Sbar = 0 before the first
     token (no past, no signal); weight S'_t = 1 - (1 - S_t)(1 - Sbar_{t-1}), with no further factor. Where later tokens see a token at
-    another level than its own, that one is what the running mean is of.
+    another level than its own, the running mean is over that level.
     decay is per frame: a token of `frame_stack` frames lets g = decay ** frame_stack of the signal through.
     """
 
@@ -68,16 +68,16 @@ class FusedSNR:
         if not 0 < self.decay < 1:
             raise ValueError(f"decay must lie strictly between 0 and 1; got {self.decay}")
 
-    def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization, seen: Tensor | None = None) -> Tensor:
-        """seen: (b, t), the level at which later tokens see each; None: at k."""
+    def __call__(self, schedule: NoiseSchedule, k: Tensor, parameterization: Parameterization, past: Tensor | None = None) -> Tensor:
+        """past: (b, t), the level at which later tokens see each; None: at k."""
         signal = MinSNR(self.clip).signal(schedule, k)
-        left = signal if seen is None else MinSNR(self.clip).signal(schedule, seen)
+        seen = signal if past is None else MinSNR(self.clip).signal(schedule, past)
         decay = self.decay**self.frame_stack
-        past = torch.zeros_like(signal[:, 0])
+        mean = torch.zeros_like(signal[:, 0])
         fused = []
-        for now, later in zip(signal.unbind(1), left.unbind(1), strict=True):
-            fused.append(1 - (1 - now) * (1 - past))
-            past = decay * past + (1 - decay) * later
+        for own, later in zip(signal.unbind(1), seen.unbind(1), strict=True):
+            fused.append(1 - (1 - own) * (1 - mean))
+            mean = decay * mean + (1 - decay) * later
         return from_x0_weight(torch.stack(fused, dim=1), schedule.snr(k), parameterization)
 
 

@@ -84,7 +84,7 @@ def test_mixed_precision_leaves_the_laws_alone():
     assert torch.equal(pull, constraint.correction(x0, posterior_variance))
 
 
-def test_a_state_keeps_too_little_for_joints():
+def test_a_state_keeps_too_little_for_constraints():
     model = model_with(chain())
     x, k = torch.randn(2, 4, 3), torch.full((2, 4), 400)
     with torch.no_grad():

@@ -561,7 +561,7 @@ def test_a_denoiser_serves_copies_of_its_clips(name):
 
 
 @every_net
-def test_recalling_the_past_leads_away_from_what_is_said_without(name):
+def test_history_guidance_leads_away_from_what_is_said_without(name):
     model, (x, _, cond) = model_of(name), sequence()
     state = model.absorb(x[:, :4], cond[:, :4])
     token, k, told = x[:, 4:5], torch.full((3, 1), 30), cond[:, 4:5]

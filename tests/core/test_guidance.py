@@ -516,7 +516,7 @@ def test_a_vague_history_is_noised_on_to_its_level_and_never_back():
 
 
 @pytest.mark.parametrize("rnn", [True, False])
-def test_recall_is_history_guidance_for_a_past_inside_a_state(rnn):
+def test_history_guidance_for_a_past_inside_a_state(rnn):
     net = model(rnn=rnn)
     x, k = torch.randn(3, 6, 1, generator=seeded(0)), levels(0, 0, 0, 600, 900, 900, n=3)
     denoise = net.denoiser(None, net.absorb(x[:, :3]))

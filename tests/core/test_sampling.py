@@ -696,7 +696,7 @@ def test_rollout_says_what_is_wrong(options, words):
         rollout(KINDS["rnn"](), **arguments, past=Context(**past))
 
 
-# On a rolling.
+# Rolling diffusion.
 
 causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]], ids=["rnn", "causal"])
 
@@ -704,7 +704,7 @@ causal_kinds = pytest.mark.parametrize("build", [KINDS["rnn"], KINDS["causal"]],
 @pytest.mark.parametrize("backbone", [RNN(2, 3, hidden=12, levels=20), Transformer(2, 3, hidden=12, heads=2, layers=2, levels=20)])
 @pytest.mark.parametrize("slope", [1, 2, 3, 4])
 @pytest.mark.parametrize("length", [1, 9])
-def test_a_conveyor_is_one_long_pyramid(backbone, slope, length):
+def test_rolling_is_one_long_pyramid(backbone, slope, length):
     net = randomised(DiffusionForcing(backbone, SMALL))
     cond = torch.randn(2, 3 + length, 3, generator=seeded(8))
     made = torch.cat(list(rolling(net, Sampler(4, slope=slope), length, context(), cond, generator=seeded(0))), dim=1)
@@ -718,7 +718,7 @@ def test_a_conveyor_is_one_long_pyramid(backbone, slope, length):
 
 @causal_kinds
 @pytest.mark.parametrize("how", ["path", "noise", "label"])
-def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
+def test_rolling_with_one_token_at_a_time_is_a_stream(build, how):
     net, past, sampler = build(), Context(stabilization=6, mode=how), Sampler(4, slope=4, eta=0.5)
     made = [*rolling(net, sampler, 5, context(), past=past, generator=seeded(0))]
     expected = [*stream(net, sampler.along(full_sequence(1, LADDER)), 5, context(), past=past, generator=seeded(0))]
@@ -727,7 +727,7 @@ def test_a_conveyor_with_one_token_at_a_time_is_a_stream(build, how):
 
 
 @causal_kinds
-def test_tokens_leave_a_conveyor_stabilized(build):
+def test_tokens_leave_rolling_stabilized(build):
     """Those that follow see another past, the first does not."""
     net = build()
     plain, stable = (
@@ -740,7 +740,7 @@ def test_tokens_leave_a_conveyor_stabilized(build):
     assert not torch.allclose(plain[:, 2:], stable[:, 2:], atol=1e-4)
 
 
-def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
+def test_rolling_carries_no_more_than_it_must(monkeypatch):
     """Steps over slope tokens at most, each yielded as soon as it is clean."""
     net, carried = KINDS["causal"](), []
     predict = net.predict
@@ -765,7 +765,7 @@ def test_a_conveyor_carries_no_more_than_it_must(monkeypatch):
     ],
     ids=str,
 )
-def test_a_conveyor_says_what_is_wrong(options, words):
+def test_rolling_says_what_is_wrong(options, words):
     arguments = {"model": KINDS["rnn"](), "sampler": Sampler(4, slope=2), "length": 6, "context": context()} | options
     with pytest.raises(ValueError, match=words):
         next(rolling(**arguments))
@@ -775,7 +775,7 @@ def test_a_conveyor_says_what_is_wrong(options, words):
 
 
 @pytest.mark.parametrize("kind", ["plain", "rnn", "causal transformer"])
-def test_the_path_by_angle_leaves_white_tokens_as_they_are(kind):
+def test_angle_steps_leaves_white_tokens_as_they_are(kind):
     """Tokens of variance 1 that nothing is known of: their velocity is 0, and noise is a sample already. DDIM narrows it."""
     schedule = NoiseSchedule(cosine(100))
     backbone = RNN(2, hidden=8, levels=100) if kind == "rnn" else Transformer(2, hidden=8, layers=1, heads=2, levels=100)
@@ -802,13 +802,13 @@ def test_both_paths_end_at_the_same_place_given_many_steps():
     torch.testing.assert_close(ends[1], 0.5 * x, rtol=0.01, atol=1e-3)
 
 
-def test_the_path_by_angle_has_no_fresh_noise():
+def test_angle_steps_has_no_fresh_noise():
     with pytest.raises(ValueError, match="draws no fresh noise"):
         Sampler(eta=0.5, solver="euler_angle")
 
 
 @pytest.mark.parametrize("way", ["stream", "rolling"])
-def test_roll_outs_go_by_angle_if_they_are_told_to(way):
+def test_rollouts_take_the_solver_they_are_given(way):
     """White tokens that nothing is known of keep their spread, which DDIM narrows."""
     schedule = NoiseSchedule(cosine(100))
     model = DiffusionForcing(Transformer(2, hidden=8, layers=1, heads=2, levels=100), schedule)  # v = 0

@@ -26,7 +26,7 @@ def tokens(seed=0):
     return x, torch.randint(1, K, (B, T), generator=generator), noise
 
 
-def test_an_imagined_token_has_no_error_and_changes_what_follows():
+def test_a_self_context_token_has_no_error_and_changes_what_follows():
     one, (x, k, noise) = model(), tokens()
     imagined = torch.zeros(B, T, dtype=torch.long)
     imagined[0, 2] = K // 2
@@ -99,7 +99,7 @@ def test_with_a_past_of_its_own_there_is_none():
         model()(x, k, noise=noise, past=k, self_context=k)
 
 
-def test_nearly_clean_tokens_of_a_share_of_the_sequences_are_imagined():
+def test_nearly_clean_tokens_of_a_share_of_the_sequences_get_self_context():
     k = levels.noisy_prefix((4000, 6), 1000, seeded(0)).k
     found = levels.self_context_levels(k, 1000, 0.5, seeded(1))
     low = k <= 100
@@ -119,7 +119,7 @@ def test_few_levels_are_no_trouble(top):
     assert (found <= top).all()
 
 
-def test_a_run_with_imagined_pasts_learns_and_is_validated_without(tmp_path):
+def test_a_run_with_self_context_learns_and_is_validated_without(tmp_path):
     plain = small()
     train(plain, tmp_path / "plain", quiet=True)
     train(replace(plain, train__imagined=1.0, train__draw="noisy_prefix", train__lr=1e-12), tmp_path / "one", quiet=True)
@@ -128,7 +128,7 @@ def test_a_run_with_imagined_pasts_learns_and_is_validated_without(tmp_path):
     assert logged(tmp_path / "one", "loss") != logged(tmp_path / "two", "loss")
 
 
-def test_pasts_are_imagined_from_a_share_of_the_budget_on(tmp_path):
+def test_self_context_begins_from_a_share_of_the_budget_on(tmp_path):
     """Up to half of the steps nothing is imagined, and then all is: as in a run that began to with the second half."""
     options = {"train__draw": "noisy_prefix", "train__steps": 8, "train__log_every": 1}
     runs = {
