@@ -78,7 +78,8 @@ def single(e: Experiment) -> Experiment:
     """A frame a token: as many tokens a step and frames a window and in memory as with four."""
     assert isinstance(e.task, Video)
     stack, task = e.task.stack, e.task
-    task = replace(task, stack=1, tokens=task.tokens * stack, sampling=replace(task.sampling, context=task.sampling.context * stack))
+    rollout = replace(task.rollout, prefix=task.rollout.prefix * stack, clip_tokens=task.rollout.clip_tokens * stack)
+    task = replace(task, stack=1, tokens=task.tokens * stack, rollout=rollout)
     backbone = replace(e.model.backbone, window=e.model.backbone.window * stack)  # type: ignore[union-attr, call-arg]
     return Experiment(task, replace(e.model, backbone=backbone), replace(e.train, batch=e.train.batch // stack), e.name)
 
@@ -97,7 +98,7 @@ def base(options: Options) -> Experiment:
     assert isinstance(e.task, Video)
     task = replace(
         e.task, world=dataclasses.replace(e.task.world, px=options.px), clips=options.clips, length=options.length,
-        sampling=replace(e.task.sampling, steps=10, history=1.0),
+        sampler=replace(e.task.sampler, steps=10),
     )  # fmt: skip
     settings = replace(
         e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep=True,
@@ -127,7 +128,7 @@ def _name(e: Experiment) -> str:
 
 def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:
     """Scores by name, kept beside the model."""
-    asked = {"samples": samples, "length": task.length, "stabilization": task.sampling.stabilization}
+    asked = {"samples": samples, "length": task.length, "stabilization": task.context.stabilization}
     file = folder / f"scores-{'-'.join(map(str, asked.values()))}.json"
     if file.exists():
         return json.loads(file.read_text())  # type: ignore[no-any-return]
@@ -141,10 +142,10 @@ def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progr
 @torch.no_grad()
 def error(task: Video, net: DiffusionForcing, number: int = 64) -> float:
     """Squared error of the predicted pixels of a noisy token whose past is clean, mean over ten levels: one ruler for all losses."""
-    frames, actions = task.judged_by(number, 36, part="real")
+    frames, actions = task.test_clips(number, 36, part="real")
     codec, top = net.codec, net.schedule.levels
     tokens = codec.encode(torch.as_tensor(frames).float() / 255)  # type: ignore[union-attr, operator]
-    cond = task._told(actions, tokens.shape[1])
+    cond = task.rollout_cond(actions, tokens.shape[1])
     generator = Generator().manual_seed(0)
     before = 16 // task.stack
     wrong = []
@@ -190,7 +191,7 @@ def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]
         folder, task = options.run / "ablations", replace(experiment.task, length=options.length)
     rows = {}
     for level in STABLE:
-        one = replace(task, sampling=replace(task.sampling, stabilization=level, steps=10))
+        one = replace(task, context=replace(task.context, stabilization=level), sampler=replace(task.sampler, steps=10))
         rows[level] = judged(one, folder / f"stabilization{level}", net.eval(), options.samples, progress)
     with figure(options.out / "ablation_stabilization.png", 11, 3.4) as fig:
         shown = LATE

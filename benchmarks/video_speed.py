@@ -44,16 +44,16 @@ def main(options: Options) -> None:
     task = load_run(folder)[0].task
     if not isinstance(task, Video):
         raise ValueError(f"{name} is no run of video")
-    context, length = task.sampling.context * task.stack, (options.tokens + 4) * task.stack
-    frames, actions = task.judged_by(8, context + length)
+    context, length = task.context_frames, (options.tokens + 4) * task.stack
+    frames, actions = task.test_clips(8, context + length)
     for steps in options.steps:
-        sampling, first = replace(task.sampling, steps=steps, led=None), 0.0
+        first = 0.0
         for way, (number, compiled) in WAYS.items():
             model = load_run(folder)[1]  # afresh: what was compiled stays so
-            stream = task.roll_out(
-                model, length, frames[:number, :context], actions[:number], generator=Generator().manual_seed(0),
-                sampling=replace(sampling, compile=compiled),
-            )  # fmt: skip
+            rollout = replace(task.rollout, actions="clip", compile=compiled)
+            tried = replace(task, sampler=replace(task.sampler, steps=steps), rollout=rollout)
+            generator = Generator().manual_seed(0)
+            stream = tried.roll_out(model, length, frames[:number, :context], actions[:number], generator=generator)
             ends = [time.perf_counter() for _ in stream]
             rate = number * task.stack / float(np.median(np.diff(ends)[3:]))
             first = first or rate

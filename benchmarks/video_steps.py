@@ -16,8 +16,8 @@ from diffusion_forcing.engine.log import progress_bar
 from diffusion_forcing.engine.plotting import COLOURS, figure
 from diffusion_forcing.engine.pretrained import run_folder
 from diffusion_forcing.engine.run import load_run
-from diffusion_forcing.video.figures import WINDOW, judge
-from diffusion_forcing.video.task import Folder, Video
+from diffusion_forcing.video.evaluation import score_rollouts
+from diffusion_forcing.video.task import Video
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,14 @@ def main(options: Options) -> None:
     rows = []
     with progress_bar() as progress:
         task = replace(experiment.task, length=options.length)
-        window = WINDOW if isinstance(task.world, Folder) else max(64, task.tokens * task.stack)  # as in `dforce eval`
-        real = task.judged_by(task.real, task._longest(window, progress), progress, part="real")[0]
+        real = task.reference_clips(progress)
         replace(task, length=task.stack).generate(model, options.samples, options.seed, progress)  # clips are drawn before time is taken
         for steps in options.steps:
-            tried = replace(task, sampling=replace(task.sampling, steps=steps))
+            tried = replace(task, sampler=replace(task.sampler, steps=steps))
             begun = time.monotonic()
             made, truth, context = tried.generate(model, options.samples, options.seed, progress)
             rate = len(made) * options.length / (time.monotonic() - begun)
-            scores, _ = judge(made, truth, real, context, task.stack, task.tokens * task.stack, progress)
+            scores, _ = score_rollouts(made, truth, real, context, task.stack, task.window_frames, progress)
             if not {"first token PSNR", "first token LPIPS", "video-FD last window"} <= scores.keys():
                 raise ValueError("roll-outs have no context, are too short or too few to be judged")
             rows.append((steps, scores["first token PSNR"], scores["first token LPIPS"], scores["video-FD last window"], rate))

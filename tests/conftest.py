@@ -9,7 +9,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import torch
 
-from diffusion_forcing.video import policy as walker
+from diffusion_forcing.video import policy
 
 torch.set_num_threads(1)
-walker.STEPS = 3  # whoever needs a walker in a test needs none who walks well
+policy.STEPS = 3  # no test needs a policy that acts well

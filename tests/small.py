@@ -34,7 +34,7 @@ from diffusion_forcing.windows import Windows
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
     "task": {"half": 3, "trajectories": 64, "sampling_steps": 3, "transitions": 60_000},
-    "task__sampling": {"steps": 3},
+    "task__sampler": {"steps": 3},
     "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
     "train": {
         "steps": 8,

@@ -1,16 +1,16 @@
-"""Clips to learn from: a folder of a user's own, or walks through a world, decoded once and kept on disk as one array of frames.
+"""Training clips: a user's folder of films and arrays, or walks through a simulated world, kept in the cache as one array of frames.
 
-A folder, with sub-folders as deep as it likes, holds
+A folder and its sub-folders hold
 - films: .mp4, .m4v, .mov (PyAV decodes them), .gif, .webp,
-- arrays: .npy of frames, .npz with `video` or `frames`, and `actions` if it likes. Frames are (t, h, w, 3) or (t, 3, h, w), uint8 or
+- arrays: .npy of frames, .npz with `video` or `frames`, and optionally `actions`. Frames are (t, h, w, 3) or (t, 3, h, w), uint8 or
   numbers from 0 to 1.
-Actions of NAME.mp4 stand beside it in NAME.npy, NAME.csv, or as `actions` in NAME.npz, one row a frame: what led to the frame. Rows
-(t, a) are taken as they are; whole numbers (t,) count kinds of action, and become a one in as many columns as there are kinds.
+Actions of NAME.mp4 stand beside it in NAME.npy, NAME.csv, or as `actions` in NAME.npz, one row a frame: the action that led to the frame.
+Rows (t, a) are taken as they are; whole numbers (t,) are discrete actions and become one-hot rows.
 
-So the sets of the Diffusion Forcing paper, as published with TECO (Yan et al., 2022), are read as they come out of their archives: DMLab
-is train/*/*.npz with `video` (300, 64, 64, 3) and `actions` (300,) of 3 kinds; Minecraft is train/*/*.mp4 of 128 px at 20 frames a second,
-beside each an .npz whose `actions` (t,) are 0 for the first frame, then 1 forward, 2 left, 3 right. Read train and test apart, with
-action_kinds=3 or 4, so that both have as many columns. TECO's sets of pre-encoded tokens (.hdf5) are not read.
+So the data sets of the Diffusion Forcing paper, as published with TECO (Yan et al., 2022), are read as unpacked: DMLab is train/*/*.npz
+with `video` (300, 64, 64, 3) and `actions` (300,) of 3 kinds; Minecraft is train/*/*.mp4 of 128 px at 20 frames a second, beside each an
+.npz whose `actions` (t,) are 0 for the first frame, then 1 forward, 2 left, 3 right. Read train and test apart, with action_kinds=3 or 4,
+so that both have as many columns. TECO's sets of pre-encoded tokens (.hdf5) are not read.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ STILLS = {".gif": "GIF", ".webp": "WEBP"}
 ARRAYS = (".npz", ".npy")
 ENDINGS = (*STREAMS, *STILLS, *ARRAYS)
 VERSION = 1
-"""Of the cache's layout: another one is another key."""
+"""Of the cache's layout; part of the key."""
 STALE = 3600.0
-"""Seconds after which a making of which nothing was heard is taken for killed."""
+"""Seconds without a change after which a temporary folder is taken for that of a killed process."""
 BOXES = (b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"styp", b"sidx", b"mfra", b"uuid", b"meta")
 Raw = NDArray[Any]
 
@@ -59,7 +59,7 @@ class ClipSet(NamedTuple):
     """Clips end to end: clip i is frames[starts[i] : starts[i] + lengths[i]].
 
     frames: (N, px, px, 3), read from disk as needed. actions: (N, a), what led to each frame; poses: (N, p); a and p may be 0.
-    names: of the files, or the seeds of a world. notes: what was left out and why, in sentences.
+    names: of the files, or the seeds of a world. notes: sentences on what was left out and why.
     """
 
     frames: Frame
@@ -103,21 +103,20 @@ def read_clips(
     fps: float | None = None,
     progress: Progress | None = None,
     *,
-    shortest: int = 1,
+    min_frames: int = 1,
     action_kinds: int | None = None,
 ) -> list[Clip]:
     """The clips of a folder in the order of their names, in memory. One warning names the files that were left out.
 
-    fps: frames a second to keep, those that are on the screen at these times; arrays, which have no clock, and films without it stay as
-    they are. shortest: clips of fewer frames are left out. action_kinds: kinds of action, where files number them; else one more than
-    the largest number.
+    fps: frames a second to keep, those that are shown at these times; arrays have no clock and stay as they are, as films do without it.
+    min_frames: clips of fewer frames are left out. action_kinds: number of discrete actions; None: one more than the largest number.
     """
-    _check(px, fps, shortest, action_kinds)
+    _check(px, fps, min_frames, action_kinds)
     root = Path(folder)
     notes: list[str] = []
-    read = list(_each(root, _listed(root), px, fps, shortest, progress, notes))
+    read = list(_each(root, _listed(root), px, fps, min_frames, progress, notes))
     if notes:
-        warnings.warn(said(notes, 20), stacklevel=2)
+        warnings.warn(join_notes(notes, 20), stacklevel=2)
     actions = _finish([(name, len(frames), raw) for name, frames, raw in read], action_kinds)
     return [Clip(frames, acted, np.zeros((len(frames), 0), np.float32)) for (_, frames, _), acted in zip(read, actions, strict=True)]
 
@@ -128,11 +127,11 @@ def prepare_clips(
     fps: float | None = None,
     progress: Progress | None = None,
     *,
-    shortest: int = 1,
+    min_frames: int = 1,
     action_kinds: int | None = None,
 ) -> ClipSet:
     """The clips of a folder from the cache, decoded into it if a file's name, size or time is new. Options are those of `read_clips`."""
-    _check(px, fps, shortest, action_kinds)
+    _check(px, fps, min_frames, action_kinds)
     root = Path(folder)
     listed = _listed(root)
     state = _state(root, listed)
@@ -140,24 +139,24 @@ def prepare_clips(
     def make(store: _Store) -> None:
         notes: list[str] = []
         raws: list[tuple[str, int, Raw | None]] = []
-        for name, frames, raw in _each(root, listed, px, fps, shortest, progress, notes):
+        for name, frames, raw in _each(root, listed, px, fps, min_frames, progress, notes):
             store.add(name, frames)
             raws.append((name, len(frames), raw))
         store.actions, store.notes = _finish(raws, action_kinds), notes
         if _state(root, _listed(root)) != state:
             raise RuntimeError(f"the files of {root} changed while they were read; read them again when they are whole")
 
-    return _cached("clips", [px, fps, shortest, action_kinds, state], px, make)
+    return _cached("clips", [px, fps, min_frames, action_kinds, state], px, make)
 
 
-def _check(px: int, fps: float | None, shortest: int, action_kinds: int | None) -> None:
-    check_counts(px=px, shortest=shortest, action_kinds=1 if action_kinds is None else action_kinds)
+def _check(px: int, fps: float | None, min_frames: int, action_kinds: int | None) -> None:
+    check_counts(px=px, min_frames=min_frames, action_kinds=1 if action_kinds is None else action_kinds)
     if fps is not None and not 0 < fps < float("inf"):
         raise ValueError(f"fps is a number of frames a second above 0, or None for all that there are; got {fps}")
 
 
 def _listed(root: Path) -> list[tuple[Path, Path | None]]:
-    """Clips, each with the file of its actions if there is one."""
+    """Files of clips, each with that of its actions if there is one."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one that holds {', '.join(ENDINGS)}")
     files = _files(root)
@@ -174,7 +173,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _pair(files: list[Path]) -> list[tuple[Path, Path | None]]:
-    """Of files that share a name but for the ending films are clips, else the .npz, else the .npy; what comes after holds actions."""
+    """Of files that share a name but for the ending, films are clips, else the .npz, else the .npy; the rest holds actions."""
     groups: dict[Path, list[Path]] = {}
     for file in files:
         if file.suffix.lower() in (*ENDINGS, ".csv"):
@@ -196,39 +195,39 @@ def _each(
     listed: list[tuple[Path, Path | None]],
     px: int,
     fps: float | None,
-    shortest: int,
+    min_frames: int,
     progress: Progress | None,
     notes: list[str],
 ) -> Iterator[tuple[str, Frame, Raw | None]]:
     """Name, frames and actions of each clip that can be read; notes on the others. Raises where there is none."""
-    found, bare = 0, True
-    strange = Counter(file.suffix.lower() or "no ending" for file in _files(root) if file.suffix.lower() not in (*ENDINGS, ".csv"))
-    if strange:
-        held = ", ".join(f"{number} with {ending}" for ending, number in strange.most_common(5))
+    found, without = 0, True
+    other = Counter(file.suffix.lower() or "no ending" for file in _files(root) if file.suffix.lower() not in (*ENDINGS, ".csv"))
+    if other:
+        held = ", ".join(f"{number} with {ending}" for ending, number in other.most_common(5))
         notes.append(f"files that are no clips were left out: {held}; clips end with {', '.join(ENDINGS)}")
     for done, (file, beside) in enumerate(listed, start=1):
         name = file.relative_to(root).as_posix()
         try:
             frames, actions = _read(file, beside, px, fps)
-            if len(frames) < shortest:
-                raise Unreadable(f"has {len(frames)} frames, where {shortest} or more are asked for")
-            if found and (actions is None) != bare:
-                own, others = ("actions", "none") if bare else ("no actions", "some")
+            if len(frames) < min_frames:
+                raise Unreadable(f"has {len(frames)} frames, fewer than {min_frames}")
+            if found and (actions is None) != without:
+                own, others = ("actions", "none") if without else ("no actions", "some")
                 raise ValueError(f"{name} has {own}, those before it have {others}; give every clip its actions, or none")
         except Unreadable as error:
             notes.append(f"{name} was left out: it {error}")
         else:
             found += 1
-            bare = actions is None
+            without = actions is None
             yield name, frames, actions
         if progress is not None:
             progress(f"reading {root.name}", done, len(listed))
     if not found:
-        raise ValueError(f"none of the {len(listed)} clips in {root} can be used: {said(notes, 3)}")
+        raise ValueError(f"none of the {len(listed)} clips in {root} can be used: {join_notes(notes, 3)}")
 
 
-def said(notes: Sequence[str], most: int) -> str:
-    """Sentences, at most so many, as one line."""
+def join_notes(notes: Sequence[str], most: int) -> str:
+    """At most so many sentences as one line."""
     return "; ".join(notes[:most]) + (f" (and {len(notes) - most} more)" if len(notes) > most else "")
 
 
@@ -252,12 +251,12 @@ def _read(file: Path, beside: Path | None, px: int, fps: float | None) -> tuple[
     source, actions = (file, own) if beside is None else (beside, _actions(beside))
     if actions is None:
         return frames, None
-    if changed is not None:  # as it is with every clip: what was asked for cannot be
+    if changed is not None:  # for every clip of the folder, so an error rather than a note
         raise ValueError(f"{source} has an action for each of the {changed[0]} frames of {file.name}, of which fps={fps:g} keeps "
                          f"{changed[1]}; leave fps out, or change the rate of both yourself")  # fmt: skip
     if len(actions) != len(frames):
         raise Unreadable(f"has {len(frames)} frames and {len(actions)} actions in {source.name}; give one row a frame, the first for the "
-                         "frame that nothing led to")  # fmt: skip
+                         "frame that no action led to")  # fmt: skip
     return frames, actions
 
 
@@ -287,16 +286,16 @@ def _film(shown: Iterator[tuple[float, float, Frame]], px: int, fps: float | Non
     if not kept:
         raise Unreadable("holds no frames")
     if len(set(taken)) < 0.98 * len(taken):
-        raise Unreadable(f"has {number / end:.3g} frames a second, fewer than the {fps:g} asked for, so that some would stand twice")
+        raise Unreadable(f"has {number / end:.3g} frames a second, fewer than the {fps:g} asked for, so that some would be repeated")
     return np.stack(kept), None if taken == list(range(number)) else (number, len(kept))
 
 
 def _stream(file: Path) -> Iterator[tuple[float, float, Frame]]:
-    """Begin, duration and frame (h, w, 3) of each in an mp4, turned as its camera was held."""
+    """Begin, duration and frame (h, w, 3) of each in an mp4, rotated as its metadata say."""
     av = import_av()
     _check_boxes(file)
     try:
-        # Opened by us and as mp4 only: by itself FFmpeg takes names for addresses, and text for lists of other files to open.
+        # Opened by us and as mp4 only: by itself FFmpeg takes names for URLs, and text for lists of other files to open.
         with open(file, "rb") as opened, av.open(opened, format="mov") as container:
             if not container.streams.video:
                 raise Unreadable("holds no pictures")
@@ -311,7 +310,7 @@ def _stream(file: Path) -> Iterator[tuple[float, float, Frame]]:
 
 
 def _check_boxes(file: Path) -> None:
-    """Raise where an mp4 is shorter than the boxes it is made of, of which a decoder would read the first frames without a word."""
+    """Raise where an mp4 is shorter than the boxes it is made of, of which a decoder would silently read the first frames."""
     size, at = file.stat().st_size, 0
     with open(file, "rb") as opened:
         while at < size:
@@ -345,12 +344,12 @@ def _stills(file: Path, kind: str) -> Iterator[tuple[float, float, Frame]]:
                 yield begin, stands, pixels
                 begin += stands
     except (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError) as error:
-        why = str(error).split(" '")[0]  # without the path, which the note would say twice
+        why = str(error).split(" '")[0]  # without the path, which the note begins with
         raise Unreadable(f"is no {kind.lower()}, or damaged ({why})") from error
 
 
 def _check_end(file: Path, kind: str) -> None:
-    """Raise where a .gif or .webp is cut short, of which Pillow would read the first frames without a word."""
+    """Raise where a .gif or .webp is cut short, of which Pillow would silently read the first frames."""
     size = file.stat().st_size
     with open(file, "rb") as opened:
         head = opened.read(12)
@@ -456,12 +455,12 @@ def _checked(actions: Raw, source: str) -> Raw:
     if not np.isfinite(actions).all():
         raise ValueError(f"{source} is not finite at frame {int(np.argwhere(~np.isfinite(actions))[0][0])}; fill it in")
     if _numbered(actions) and len(actions) and actions.min() < 0:
-        raise ValueError(f"{source} numbers kinds of action from 0; got {actions.min()}; if it measures something, give it as (t, 1)")
+        raise ValueError(f"{source} numbers discrete actions from 0; got {actions.min()}; give continuous ones as (t, 1)")
     return actions
 
 
 def _numbered(actions: Raw | None) -> bool:
-    """Whether these are numbers of kinds of action."""
+    """Whether these are discrete actions, numbered."""
     return actions is not None and actions.ndim == 1 and actions.dtype.kind in "iu"
 
 
@@ -494,26 +493,26 @@ def _finish(raws: list[tuple[str, int, Raw | None]], action_kinds: int | None) -
 
 
 def prepare_world(world: World, clips: int, frames: int, seed: int = 0, progress: Progress | None = None, workers: int = 1) -> ClipSet:
-    """Walks through a world from the cache, made if they are not there: `clips` of them, `frames` long.
+    """Walks through a simulated world from the cache, simulated if they are not there: `clips` of them, `frames` long.
 
     The first clips of a larger set are those of a smaller one, and two seeds share none. A changed world is noticed, since its first
-    clip is made each time. workers: processes that make them; a script that asks for more than one needs `if __name__ == "__main__":`.
+    clip is simulated each time. workers: processes that do so; a script that asks for more than one needs `if __name__ == "__main__":`.
     """
     check_counts(clips=clips, frames=frames, workers=workers)
     if not dataclasses.is_dataclass(world):
-        raise ValueError(f"a world is a dataclass, by whose options its clips are kept; got {type(world).__name__}")
+        raise ValueError(f"a world is a dataclass, whose options are the key of its clips in the cache; got {type(world).__name__}")
     seeds = [int(np.random.SeedSequence([seed, i]).generate_state(1, np.uint32)[0]) for i in range(clips)]
     first = _walk(world, seeds[0], frames)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in first)).hexdigest()
     kind = type(world)
-    what = f"walking through {kind.__name__}"
+    what = f"simulating {kind.__name__}"
 
     def make(store: _Store) -> None:
         actions, poses = [], []
-        for done, (number, made) in enumerate(zip(seeds, _walks(world, seeds, frames, first, workers), strict=True), start=1):
-            store.add(str(number), made.frames)
-            actions.append(made.actions)
-            poses.append(made.poses)
+        for done, (number, clip) in enumerate(zip(seeds, _walks(world, seeds, frames, first, workers), strict=True), start=1):
+            store.add(str(number), clip.frames)
+            actions.append(clip.actions)
+            poses.append(clip.poses)
             if progress is not None:
                 progress(what, done, clips)
         store.actions, store.poses = actions, poses
@@ -533,7 +532,7 @@ def _walk(world: World, seed: int, frames: int) -> Clip:
 
 
 def _walks(world: World, seeds: list[int], frames: int, first: Clip, workers: int) -> Iterator[Clip]:
-    """Clips in the order of their seeds, of which the first is there already."""
+    """Clips in the order of their seeds; the first one is given."""
     yield first
     if workers == 1 or len(seeds) == 1:
         for seed in seeds[1:]:
@@ -544,7 +543,7 @@ def _walks(world: World, seeds: list[int], frames: int, first: Clip, workers: in
         ahead: deque[Future[Clip]] = deque()
         for seed in seeds[1:]:
             ahead.append(pool.submit(_walk, world, seed, frames))
-            if len(ahead) > 4 * workers:  # no more are kept than are about to be written
+            if len(ahead) > 4 * workers:  # bounds the clips in memory
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
@@ -554,7 +553,7 @@ def _walks(world: World, seeds: list[int], frames: int, first: Clip, workers: in
 
 
 class _Store:
-    """Frames that are written as they come, and what is known of them in the end."""
+    """A set that is being written: frames as they come, the rest at the end."""
 
     def __init__(self, folder: Path, px: int) -> None:
         self.actions: list[NDArray[np.float32]] = []
@@ -567,7 +566,7 @@ class _Store:
         self._file.write(self._head())
 
     def _head(self) -> bytes:
-        """The head of an .npy file, of one length whatever the number of frames, so that it can be written over."""
+        """The head of an .npy file, of one length whatever the number of frames, so that it can be overwritten."""
         shape = sum(self._lengths), self._px, self._px, 3
         text = str({"descr": "|u1", "fortran_order": False, "shape": shape}).ljust(117) + "\n"
         assert len(text) == 118
@@ -598,15 +597,15 @@ class _Store:
 
 
 def _state(root: Path, listed: list[tuple[Path, Path | None]]) -> list[tuple[str, int, int, bool]]:
-    """What a folder's files are known by: names, sizes, times, and whether they may be read."""
+    """State of a folder's files, part of the key: names, sizes, times, and whether they may be read."""
     files = [file for pair in listed for file in pair if file is not None]
     stats = [(file.relative_to(root).as_posix(), file.stat(), os.access(file, os.R_OK)) for file in files]
     return [(name, stat.st_size, stat.st_mtime_ns, open_to_us) for name, stat, open_to_us in stats]
 
 
-def _cached(kind: str, known_by: list[Any], px: int, make: Callable[[_Store], None]) -> ClipSet:
-    """A set from the cache, made if it is not there. A killed making leaves no folder of that name."""
-    key = hashlib.sha256(json.dumps([VERSION, known_by]).encode()).hexdigest()[:20]
+def _cached(kind: str, key_of: list[Any], px: int, make: Callable[[_Store], None]) -> ClipSet:
+    """A set from the cache, made if it is not there. A killed process leaves no folder of that name."""
+    key = hashlib.sha256(json.dumps([VERSION, key_of]).encode()).hexdigest()[:20]
     folder = cache_folder() / f"{kind}-{key}"
     if not folder.exists():
         with _making(folder) as own:
@@ -630,9 +629,9 @@ def _cached(kind: str, known_by: list[Any], px: int, make: Callable[[_Store], No
 
 @contextmanager
 def _making(folder: Path) -> Iterator[Path]:
-    """A folder of this process's own, which gets its name once it is whole: two trainings may make the same data at once."""
+    """A temporary folder, renamed once it is whole: two trainings may make the same data at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*"):  # by a making that was killed
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
         if time.time() - max((file.stat().st_mtime for file in (left, *left.iterdir())), default=0.0) > STALE:
             shutil.rmtree(left, ignore_errors=True)
     own = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

@@ -1,5 +1,5 @@
-"""Frames as tokens: several frames side by side as one picture (`Pixels`), or as a grid of patches in few numbers each (`Patches`), which
-a small network may have learned to draw (`Painted`).
+"""Frames as tokens: several frames stacked as channels (`Pixels`), or a grid of patches by their principal components (`Patches`), which a
+learned decoder may turn back into frames (`Painted`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..codecs import principal_directions
 
 
 class Pixels(nn.Module):
-    """`stack` frames as channels of one picture: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, 3 * stack, h, w) from -1 to 1."""
+    """`stack` frames as channels: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, 3 * stack, h, w) from -1 to 1."""
 
     def __init__(self, stack: int) -> None:
         super().__init__()
@@ -40,10 +40,11 @@ class Pixels(nn.Module):
 
 
 class Patches(nn.Module):
-    """Principal directions of patches in space and time: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, c, h / patch, w / patch).
+    """Principal components of patches in space and time: (b, t * stack, h, w, 3) from 0 to 1, to tokens (b, t, c, h / patch, w / patch).
 
-    middle: (stack * patch * patch * 3,), the mean patch. basis: (stack * patch * patch * 3, c). mean: (c, gh, gw), of each place beside it:
-    a sky is no floor. scale: (c,), by which directions are divided. variance: (c, gh, gw), of what comes out, as the model wants to know.
+    middle: (stack * patch * patch * 3,), the mean patch. basis: (stack * patch * patch * 3, c), principal directions. mean: (c, gh, gw),
+    what is left of the mean in each place of the grid (sky is not floor). scale: (c,), by which components are divided. variance:
+    (c, gh, gw), of the tokens.
     """
 
     middle: Tensor
@@ -70,13 +71,13 @@ class Patches(nn.Module):
 
     @classmethod
     def fit(cls, frames: Tensor, stack: int = 4, patch: int = 8, components: int = 64, whiten: float = 0.5, cut: float = 1e-3) -> Patches:
-        """From clips (b, t * stack, h, w, 3).
+        """Fit to clips (b, t * stack, h, w, 3) from 0 to 1.
 
-        whiten: 0 leaves directions as large as they are, so that noise takes fine detail long before what is coarse; 1 makes all equally
-        large; a half lies between.
+        whiten: how far components are scaled to equal variance. 0: not at all, so that noise hides fine detail long before coarse shapes;
+        1: completely; a half lies between. cut: variances are not scaled up below this share of the largest standard deviation.
         """
         if not 0 <= whiten <= 1:
-            raise ValueError(f"whiten goes from 0 (as they are) to 1 (all alike); got {whiten}")
+            raise ValueError(f"whiten goes from 0 (components as they are) to 1 (equal variance); got {whiten}")
         side = stack * patch * patch * 3
         if not 1 <= components <= side:
             raise ValueError(f"a patch of {stack} x {patch} x {patch} px has {side} numbers; keep 1 to {side} of them, got {components}")
@@ -100,7 +101,7 @@ class Patches(nn.Module):
     def encode(self, frames: Tensor) -> Tensor:
         height, width = (self.patch * places for places in self.mean.shape[-2:])
         if frames.shape[2:4] != (height, width):
-            raise ValueError(f"these tokens tell of frames of {height} x {width} px; got {frames.shape[2]} x {frames.shape[3]}, "
+            raise ValueError(f"this codec is for frames of {height} x {width} px; got {frames.shape[2]} x {frames.shape[3]}, "
                              "resize them, or train with frames of that size")  # fmt: skip
         tokens = (_cut(frames, self.stack, self.patch) - self.middle) @ self.basis / self.scale
         return rearrange(tokens, "b t h w c -> b t c h w") - self.mean
@@ -217,7 +218,7 @@ class Painted(nn.Module):
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:
-    """Clips (b, t * stack, h, w, 3) in patches (b, t, gh, gw, stack * patch * patch * 3)."""
+    """Clips (b, t * stack, h, w, 3) as patches (b, t, gh, gw, stack * patch * patch * 3)."""
     check_divides(stack, frames.shape[1], "a token stacks frames, so their number must be a multiple of")
     check_divides(patch, frames.shape[2], "frames are cut into patches, so their height must be a multiple of")
     check_divides(patch, frames.shape[3], "frames are cut into patches, so their width must be a multiple of")

@@ -1,4 +1,4 @@
-"""Play a world model: act, and see what it imagines. `dforce play RUN`."""
+"""Play a world model: choose actions, and see what it generates. `dforce play RUN`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 import tyro
 from numpy.typing import NDArray
-from torch import Generator
+from torch import Generator, Tensor
 
 from ..engine.cli import console, parse_run
 from ..engine.media import Film, fit_square, to_bytes, to_floats
-from ..sampling import Context, Memory, sample_window
+from ..model import DiffusionForcing
+from ..sampling import Memory, sample_window
 from .clips import read_actions
 from .decoder import Drawing
-from .policy import Walker
-from .task import Folder, Video, compile_next, encoded
+from .policy import ActionPolicy
+from .rollout import compile_decode_step, encode_frames
+from .task import Folder, Video
 from .worlds.doom import Doom
 from .worlds.labyrinth import Labyrinth
 
-if TYPE_CHECKING:
-    from ..model import DiffusionForcing
-
 Frames = NDArray[np.uint8]
+Actions = NDArray[np.float32]
 BEGINNINGS = 64
 """Places to begin at, of which a seed chooses one."""
+POLICY = "p"
+"""The key that lets the action policy choose."""
 
 
 @dataclass(frozen=True)
 class PlayOptions:
-    """Lead a video model by hand: each key is one token of frames. w goes, a and d turn, q and e do both, s stands; f follows a
-    walker who looks where it goes, or with --task.sampling.then itself lets the model walk, if it learned to (--task.free).
+    """Act in a video model: each key is one token of frames. w moves, a and d turn, q and e do both, s stands; p does what the action
+    policy chooses, where the model is rolled out with one (--task.rollout.actions policy).
 
     With --keys or --file the film is made at once. With neither, a window opens where there is a display; without one, keys are read from
     the terminal, a line at a time, until an empty line.
@@ -47,7 +48,7 @@ class PlayOptions:
     pretrained: bool = False
     """Take the pretrained model of that name."""
     keys: str = ""
-    """What to do, one letter a token, such as wwwwddwww."""
+    """Actions, one letter a token, such as wwwwddwww."""
     file: Path | None = None
     """Actions, one row a frame, as .npy, .npz or .csv, instead of keys."""
     image: Path | None = None
@@ -61,80 +62,80 @@ class PlayOptions:
 
 
 class Player:
-    """A model that is led token by token. It begins where a real clip left off, or with one frame (px, px, 3), and keeps its state."""
+    """A model that is rolled out token by token, after a real clip or a single frame image (px, px, 3)."""
 
     def __init__(self, task: Video, model: DiffusionForcing, seed: int = 0, image: Frames | None = None) -> None:
         self.task, self.model = task, model
-        self.generator, self._choices = Generator(model.device).manual_seed(seed), Generator().manual_seed(seed)
-        clips, actions = task.judged_by(BEGINNINGS, max(1, task.sampling.context) * task.stack)
+        self.generator, self._policy_generator = Generator(model.device).manual_seed(seed), Generator().manual_seed(seed)
+        clips, actions = task.test_clips(BEGINNINGS, max(1, task.rollout.prefix) * task.stack)
         self.width = actions.shape[-1]
-        frames, acted = clips[seed % len(clips)], actions[seed % len(clips)]
-        if image is not None:  # which then stands still for a token, as if nothing had been done
-            frames, acted = np.repeat(image[None], task.stack, axis=0), np.zeros_like(acted[: task.stack])
+        frames, before = clips[seed % len(clips)], actions[seed % len(clips)]
+        if image is not None:  # which then stands still for a token, without an action
+            frames, before = np.repeat(image[None], task.stack, axis=0), np.zeros_like(before[: task.stack])
         self.first: Frames = frames
-        self.seen, self.done = self.first[None], acted[None, -task.stack :]
-        self._walker: Walker | None = None
-        tokens = encoded(model, self.first[None])
-        self.past = Memory(model, Context(stabilization=task.sampling.stabilization))
-        self.past.add(tokens, 0, self._cond(acted))
+        self.frames, self.actions = self.first[None], before[None, -task.stack :]
+        self._policy: ActionPolicy | None = None
+        tokens = encode_frames(model, self.first[None])
+        self.memory = Memory(model, task.context)
+        self.memory.add(tokens, 0, self._cond(before))
+        self.sampler = task.sampler.over(model.schedule, 1)
         self.event = tuple(tokens.shape[2:])
-        self.drawing = Drawing(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
-        if task.sampling.compile:
-            compile_next(model)
+        self.decoder = Drawing(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
+        if task.rollout.compile:
+            compile_decode_step(model)
 
-    def _cond(self, actions: NDArray[np.float32]) -> torch.Tensor:
-        return self.task.conditions(actions)[None].to(self.model.device)
+    def _cond(self, actions: Actions) -> Tensor:
+        return self.task.build_cond(actions)[None].to(self.model.device)
 
-    def step(self, actions: NDArray[np.float32]) -> Frames:
-        """Frames (stack, px, px, 3) that follow actions (stack, a)."""
+    def step(self, actions: Actions | None) -> Frames:
+        """Frames (stack, px, px, 3) that follow actions (stack, a); None: as the policy chooses."""
+        if actions is None:
+            actions = self.policy.choose(self.frames, self.actions, 1, self._policy_generator)[0]
         if actions.shape != (self.task.stack, self.width):
             raise ValueError(
                 f"a token takes {self.task.stack} actions of {self.width} numbers; got {tuple(actions.shape)}: one row a frame"
             )
-        model, sampling = self.model, self.task.sampling
-        if np.isnan(actions).any() and sampling.then == "walker":
-            actions = self.walker.choose(self.seen, self.done, 1, self._choices)[0]
         cond = self._cond(actions.astype(np.float32))
-        sampler = sampling.sampler("full_sequence").over(model.schedule, 1)
-        x = sample_window(self.past, sampler, (1, *self.event), cond, keep=1, wrap=sampling.wrap(), generator=self.generator)
-        frames = to_bytes(self.drawing(x, cond)[0])
-        self.seen, self.done = np.concatenate([self.seen[:, -1:], frames[None]], axis=1), actions[None]
+        wrap = self.task.rollout.wrap()
+        x = sample_window(self.memory, self.sampler, (1, *self.event), cond, keep=1, wrap=wrap, generator=self.generator)
+        frames = to_bytes(self.decoder(x, cond)[0])
+        self.frames, self.actions = np.concatenate([self.frames[:, -1:], frames[None]], axis=1), actions[None]
         return frames
 
     @property
-    def walker(self) -> Walker:
-        """Who leads when asked to."""
-        if self._walker is None:
-            self._walker = self.task.walker()
-        return self._walker
+    def policy(self) -> ActionPolicy:
+        if self._policy is None:
+            self._policy = self.task.policy()
+        return self._policy
 
 
-def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...]]:
-    """What each key does: an action (a,). Clips of one's own have a digit for each kind of action."""
-    free = {"f": (float("nan"),) * width} if task.free or task.sampling.then == "walker" else {}
+def keys_of(task: Video, width: int) -> dict[str, tuple[float, ...] | None]:
+    """The action (a,) of each key, None where the policy chooses. A folder's clips have a digit for each discrete action."""
+    policy: dict[str, tuple[float, ...] | None] = {POLICY: None} if task.rollout.actions == "policy" else {}
     if isinstance(task.world, Folder):
-        return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))} | free
+        return {str(kind): tuple(float(kind == other) for other in range(width)) for kind in range(min(width, 10))} | policy
     right = 1.0 if isinstance(task.world, Labyrinth | Doom) else -1.0
-    return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)} | free
+    return {"w": (1.0, 0.0), "a": (0.0, -right), "d": (0.0, right), "q": (1.0, -right), "e": (1.0, right), "s": (0.0, 0.0)} | policy
 
 
-def actions_of(keys: str, known: dict[str, tuple[float, ...]], stack: int) -> Iterator[NDArray[np.float32]]:
-    """Actions (stack, a) of each key; blanks are skipped."""
+def actions_of(keys: str, known: dict[str, tuple[float, ...] | None], stack: int) -> Iterator[Actions | None]:
+    """Actions (stack, a) of each key, None where the policy chooses; blanks are skipped."""
     for key in keys.replace(" ", ""):
         if key not in known:
             raise ValueError(f"there is no key {key!r}; there are {' '.join(known)}")
-        yield np.tile(np.array(known[key], dtype=np.float32), (stack, 1))
+        action = known[key]
+        yield None if action is None else np.tile(np.array(action, dtype=np.float32), (stack, 1))
 
 
 def play(options: PlayOptions, task: Any, model: DiffusionForcing, folder: Path) -> Path:
-    """Lead a model by keys, a file, a window or the terminal; returns the film."""
+    """Roll a model out under keys, a file, a window or the terminal; returns the film."""
     if not isinstance(task, Video):
         raise ValueError(f"only video models can be played; this one is of {type(task).__name__}")
     image = None if options.image is None else read_picture(options.image, task.world.px)
     player = Player(task, model, options.seed, image)
     known = keys_of(task, player.width)
     film = options.out or folder / "play.mp4"
-    # What is to be done is read, and found possible, before the first frame is made.
+    # All actions are read and checked before the first frame is generated.
     chunks = list(_from_file(options.file, task.stack, player.width) if options.file is not None
                   else actions_of(options.keys, known, task.stack))  # fmt: skip
     with Film(film, fps=15, scale=4) as out:
@@ -159,8 +160,8 @@ def read_picture(file: Path, px: int) -> Frames:
         raise ValueError(f"{file} is no picture, or damaged; a .png or .jpg is one") from error
 
 
-def _from_file(file: Path, stack: int, width: int) -> Iterator[NDArray[np.float32]]:
-    """Actions (stack, a) of each token of a file; rows at its end that fill no token are told of."""
+def _from_file(file: Path, stack: int, width: int) -> Iterator[Actions]:
+    """Actions (stack, a) of each token of a file; a warning says which rows at its end fill no token."""
     if not file.exists():
         raise FileNotFoundError(f"there are no actions in {file}")
     rows = read_actions(file, width)
@@ -172,8 +173,8 @@ def _from_file(file: Path, stack: int, width: int) -> Iterator[NDArray[np.float3
         yield rows[first : first + stack]
 
 
-def _terminal(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> None:
-    """Keys a line at a time, until an empty one or the end of the input. A line with a key that is none does nothing."""
+def _terminal(player: Player, known: dict[str, tuple[float, ...] | None], out: Any) -> None:
+    """Keys a line at a time, until an empty one or the end of the input. A line with an unknown key does nothing."""
     print(f"keys {' '.join(known)}, a line at a time; an empty line ends", file=sys.stderr)
     for line in sys.stdin:
         if not line.strip():
@@ -187,7 +188,7 @@ def _terminal(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> 
             out.add(player.step(chunk))
 
 
-def _window(player: Player, known: dict[str, tuple[float, ...]], out: Any) -> bool:
+def _window(player: Player, known: dict[str, tuple[float, ...] | None], out: Any) -> bool:
     """A window that is played by keys until it is closed; False where there is no display."""
     import matplotlib
 

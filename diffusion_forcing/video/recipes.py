@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from ..engine.config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, TrainConfig
-from .task import Folder, RollOut, Video
+from ..sampling import Sampler
+from .rollout import RollOut
+from .task import Folder, Video
 from .worlds.doom import Doom
 from .worlds.labyrinth import Labyrinth
 from .worlds.voxels import Voxels
@@ -19,34 +21,34 @@ EASY = Labyrinth(size=3, contrast=0.5, turn=7.5, speed=0.125)
 SLOW = Voxels(turn=6.0, speed=0.15)
 """As slow a walk between blocks: half of the view would be new every third token otherwise."""
 SMALL = ModelConfig(SpaceTimeConfig(layers=6, heads=2, warp=True, input_skip=True), variance_weighting=1.0)
-QUICK = RollOut(steps=10)
+QUICK = Sampler(steps=10)
 """Ten steps are as good as twenty."""
-WALKED = dataclasses.replace(QUICK, led=4, then="walker")
-"""Led by a real clip's actions for a window, then by a walker who looks where it goes."""
-KEPT = dataclasses.replace(WALKED, path="euler_angle")
-"""By angle, which keeps contrast and motion where walls are gentle; where contrast is full already it makes too much of it."""
+ANGLE = Sampler(steps=10, solver="euler_angle")
+"""Keeps contrast and motion where walls are gentle; where contrast is full already it exaggerates it."""
+POLICY = RollOut(actions="policy")
+"""A window under the real clip's actions, then under an action policy that looks where it goes."""
 CLIPS = 6000
 """Of a world: with 2,000 a model of this size begins to learn them by heart."""
 
 
 def labyrinth() -> Experiment:
     """Walks through a textured maze, 64 px: a transformer over space and time, 75 minutes on two cores."""
-    return Experiment(Video(EASY, clips=CLIPS, sampling=KEPT), SMALL, TRAIN)
+    return Experiment(Video(EASY, clips=CLIPS, sampler=ANGLE, rollout=POLICY), SMALL, TRAIN)
 
 
 def voxels() -> Experiment:
     """Walks through a landscape of blocks, 64 px: as labyrinth, but for the data."""
-    return Experiment(Video(SLOW, clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
+    return Experiment(Video(SLOW, clips=CLIPS, sampler=QUICK, rollout=POLICY), SMALL, TRAIN)
 
 
 def doom() -> Experiment:
     """Walks through mazes of Doom, drawn by ViZDoom, 64 px: as labyrinth, but for the data."""
-    return Experiment(Video(Doom(), clips=CLIPS, sampling=WALKED), SMALL, TRAIN)
+    return Experiment(Video(Doom(), clips=CLIPS, sampler=QUICK, rollout=POLICY), SMALL, TRAIN)
 
 
 def clips() -> Experiment:
     """Clips of your own: --task.world.path FOLDER of mp4, webp, gif or npz; as labyrinth, but for the data."""
-    return Experiment(Video(Folder(), mirror=True, sampling=QUICK), SMALL, TRAIN)
+    return Experiment(Video(Folder(), mirror=True, sampler=QUICK), SMALL, TRAIN)
 
 
 def painter(experiment: Experiment) -> Experiment:
@@ -74,9 +76,7 @@ def labyrinth_gru() -> Experiment:
     """Walks through a textured maze, 64 px: the paper's U-Net and convolutional GRU, small enough for two cores."""
     backbone = ConvRNNConfig(latent=64, channels=64, scales=(1, 2), blocks=1)
     train = dataclasses.replace(TRAIN, imagined=0.0)
-    return Experiment(
-        Video(EASY, clips=CLIPS, sampling=RollOut(led=4, then="walker")), ModelConfig(backbone, variance_weighting=1.0), train
-    )
+    return Experiment(Video(EASY, clips=CLIPS, rollout=POLICY), ModelConfig(backbone, variance_weighting=1.0), train)
 
 
 def dmlab() -> Experiment:
@@ -84,7 +84,7 @@ def dmlab() -> Experiment:
 
     The paper says 24 M. On CUDA add --train.precision bfloat16.
     """
-    task = Video(Folder(action_kinds=3), tokens=9, stack=4, patch=0, sampling=RollOut(steps=100))
+    task = Video(Folder(action_kinds=3), tokens=9, stack=4, patch=0, sampler=Sampler(steps=100))
     backbone = ConvRNNConfig(latent=16, channels=64, scales=(1, 2, 4, 4))
     model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr")
     return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999))
@@ -95,7 +95,7 @@ def minecraft() -> Experiment:
 
     The paper says 36 M. On CUDA add --train.precision bfloat16.
     """
-    task = Video(Folder(px=128, action_kinds=4), tokens=9, frames=72, stack=8, patch=0, sampling=RollOut(steps=100))
+    task = Video(Folder(px=128, action_kinds=4), tokens=9, frames=72, stack=8, patch=0, sampler=Sampler(steps=100))
     backbone = ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4, 4, 4))
     model = ModelConfig(backbone, schedule="sigmoid", weight="fused_snr")
     return Experiment(task, model, TrainConfig(steps=100_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999))

@@ -29,7 +29,9 @@ from diffusion_forcing.engine.config import (
 )
 from diffusion_forcing.engine.recipes import RECIPES, full_sequence_baseline, next_token_baseline, resolve
 from diffusion_forcing.levels import DRAWS
-from diffusion_forcing.video.task import Folder, RollOut, Video
+from diffusion_forcing.sampling import Sampler
+from diffusion_forcing.video.rollout import RollOut
+from diffusion_forcing.video.task import Folder, Video
 from diffusion_forcing.video.worlds.labyrinth import Labyrinth
 from diffusion_forcing.weighting import FusedSNR, MinSNR, Uniform
 
@@ -66,11 +68,17 @@ worlds = st.one_of(
     st.builds(Labyrinth, size=st.integers(2, 9), px=st.sampled_from([16, 64]), loops=share),
     st.builds(Folder, path=st.text(min_size=1, max_size=9).map(Path), px=st.just(64), action_kinds=st.none() | st.integers(1, 9)),
 )
-samplings = st.builds(
-    RollOut, steps=st.integers(1, 99), horizon=st.integers(1, 9), schedule=st.sampled_from(["autoregressive", "pyramid", "full_sequence"]),
-    context=st.integers(0, 9), eta=share,
-)  # fmt: skip
-videos = st.builds(Video, world=worlds, patch=st.sampled_from([0, 4, 8]), told=st.booleans(), whiten=share, sampling=samplings)
+samplers = st.builds(Sampler, steps=st.integers(1, 99), matrix=st.sampled_from(["autoregressive", "pyramid", "full_sequence"]), eta=share)
+rollouts = st.builds(RollOut, horizon=st.integers(1, 9), prefix=st.integers(0, 9))
+videos = st.builds(
+    Video,
+    world=worlds,
+    patch=st.sampled_from([0, 4, 8]),
+    action_conditioned=st.booleans(),
+    whiten=share,
+    sampler=samplers,
+    rollout=rollouts,
+)
 compositions = st.builds(
     Composition, half=st.integers(2, 99), spread=st.floats(0, 9), trajectories=st.integers(4, 9999),
     schedule=st.sampled_from(["pyramid", "full_sequence", "autoregressive"]), slope=positive,

@@ -178,7 +178,7 @@ def test_directions_that_hardly_vary_are_not_blown_up():
         ({"patch": 8}, "so their width must be a multiple of: 8 must divide 12"),
         ({"components": 0}, "a patch of 2 x 4 x 4 px has 96 numbers; keep 1 to 96 of them, got 0"),
         ({"components": 97}, "keep 1 to 96 of them, got 97"),
-        ({"whiten": -0.1}, r"whiten goes from 0 \(as they are\) to 1 \(all alike\); got -0.1"),
+        ({"whiten": -0.1}, "whiten goes from 0.*got -0.1"),
         ({"whiten": 1.5}, "whiten goes from 0.*got 1.5"),
         ({"whiten": float("nan")}, "whiten goes from 0.*got nan"),
         ({"stack": 3}, "a token stacks frames, so their number must be a multiple of: 3 must divide 8"),
@@ -198,7 +198,7 @@ def test_clips_that_never_vary_are_refused():
 def test_frames_of_another_size_are_refused():
     codec = Patches.fit(clips(), 2, 4, 6)
     for height in (6, 16):
-        with pytest.raises(ValueError, match=rf"tell of frames of \d+ x \d+ px; got {height} x \d+, resize them"):
+        with pytest.raises(ValueError, match=rf"codec is for frames of \d+ x \d+ px; got {height} x \d+, resize them"):
             codec.encode(clips(height=height))
     with pytest.raises(ValueError, match="their height must be a multiple of: 4 must divide 6"):
         Patches.fit(clips(height=6), 2, 4, 6)

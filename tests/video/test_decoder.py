@@ -12,6 +12,7 @@ from diffusion_forcing import DiffusionForcing, sample
 from diffusion_forcing.engine.config import ModelConfig, PainterConfig, SpaceTimeConfig, replace
 from diffusion_forcing.engine.media import to_floats
 from diffusion_forcing.engine.train import train
+from diffusion_forcing.sampling import Sampler
 from diffusion_forcing.video.codec import Painted, Painter, Patches, Pixels
 from diffusion_forcing.video.decoder import Drawing, Painting, carry
 from diffusion_forcing.video.lpips import LPIPS
@@ -115,8 +116,8 @@ def test_tokens_drawn_one_by_one_are_those_drawn_together(moving):
     painting, _ = carrying(moving, seed=1)
     randomised(moving.backbone, seed=2)
     with torch.no_grad():
-        moving.backbone.warp.point.weight.mul_(0.02)  # so that pixels come from within the picture
-        moving.backbone.warp.point.bias.zero_()
+        moving.backbone.warp.flow_out.weight.mul_(0.02)  # so that pixels come from within the picture
+        moving.backbone.warp.flow_out.bias.zero_()
     tokens, cond = torch.randn(2, 5, 8, 4, 4, generator=seeded(0)), torch.randn(2, 5, 4, generator=seeded(1))
     whole, one_by_one = Drawing(painting.model)(tokens, cond), Drawing(painting.model)
     parts = [one_by_one(tokens[:, i : i + 1], cond[:, i : i + 1]) for i in range(5)]
@@ -158,10 +159,10 @@ def test_a_carrying_painter_learns_is_saved_and_rolls_out_and_plays(moving, tmp_
     painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
     assert isinstance(painted.codec, Painted)
     assert painted.codec.painter.carries
-    frames, actions = TASK.judged_by(2, 8)
+    frames, actions = TASK.test_clips(2, 8)
     made = np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions, generator=seeded(0))), axis=1)
     assert made.shape == (2, 4, 16, 16, 3)
-    assert TASK.between(painted, frames[:, :2], frames[:, 4:6], 1, actions=actions, draws=2).shape == (2, 2, 16, 16, 3)
+    assert TASK.frame_sampler(painted).infill(frames[:, :2], frames[:, 4:6], 1, actions=actions, draws=2).shape == (2, 2, 16, 16, 3)
     assert Player(TASK, painted).step(np.zeros((2, 2), np.float32)).shape == (2, 16, 16, 3)
 
 
@@ -175,7 +176,7 @@ def test_only_the_painter_learns_and_learns_to_draw(tmp_path):
     assert not differing(before, after)
     drawer = DiffusionForcing.from_pretrained(tmp_path / "model")
     assert isinstance(drawer.codec, Painted)
-    frames, _ = TASK.judged_by(6, 8, part="real")
+    frames, _ = TASK.test_clips(6, 8, part="real")
     tokens = drawer.codec.encode(to_floats(frames))
     plain, drawn = ((codec.decode(tokens) - to_floats(frames)).abs().mean() for codec in (drawer.codec.patches, drawer.codec))
     assert drawn < 0.95 * plain
@@ -188,10 +189,10 @@ def weights_of(folder):
 def test_a_painted_model_rolls_out_and_is_trained_further_with_its_painter_as_it_is(tmp_path):
     train(experiment(train__steps=2), tmp_path / "painted", quiet=True)
     painted = DiffusionForcing.from_pretrained(tmp_path / "painted" / "model")
-    frames, actions = TASK.judged_by(2, 8)
+    frames, actions = TASK.test_clips(2, 8)
     assert np.concatenate(list(TASK.roll_out(painted, 4, frames[:, :4], actions)), axis=1).shape == (2, 4, 16, 16, 3)
     further = replace(
-        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__emphasis=0.0,
+        small("labyrinth"), train__init=str(tmp_path / "painted"), train__steps=2, model__backbone__hidden=8, model__variance_weighting=0.0,
         model__backbone__warp=False
     )  # fmt: skip
     train(further, tmp_path / "further", quiet=True)
@@ -233,7 +234,8 @@ def test_in_several_steps_what_is_said_is_what_sampling_makes(model):
     # the first token has no past: it is sampled as ever, from what it was at level 300, by rungs of 100
     levels = torch.tensor([300, 200, 100, 0])[:, None]
     noisy = model.schedule.add_noise(tokens, k // 2, noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens))[:, :1]
-    torch.testing.assert_close(said[:, :1], sample(model.denoiser(cond[:, :1]), model.schedule, noisy, levels, path="angle"))
+    sampler = Sampler(solver="euler_angle").along(levels)
+    torch.testing.assert_close(said[:, :1], sample(model.denoiser(cond[:, :1]), model.schedule, noisy, sampler))
     painter.steps = 1
     assert (painter.said(tokens, k, cond, noise) - said).abs().max() > 0.01
 

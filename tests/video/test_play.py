@@ -1,4 +1,4 @@
-"""A video model led by hand: keys, files and the terminal, and what they make of its frames."""
+"""Playing a video model: keys, files and the terminal, and the frames they lead to."""
 
 import io
 import sys
@@ -6,37 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from oracles import randomised
+import torch
 from torch import Generator
+from worlds import TASK, model_for
 
 from diffusion_forcing.composition import Composition
 from diffusion_forcing.engine.cli import _moved
-from diffusion_forcing.engine.config import ConvRNNConfig, ModelConfig, SpaceTimeConfig
+from diffusion_forcing.engine.config import ConvRNNConfig
+from diffusion_forcing.sampling import Context, Sampler
 from diffusion_forcing.video.play import Player, PlayOptions, actions_of, keys_of, play, read_picture
-from diffusion_forcing.video.task import Folder, RollOut, Video
+from diffusion_forcing.video.task import Folder, Video
 from diffusion_forcing.video.worlds.doom import Doom
 from diffusion_forcing.video.worlds.labyrinth import Labyrinth
 from diffusion_forcing.video.worlds.voxels import Voxels
-
-TASK = Video(
-    Labyrinth(size=2, px=16), clips=6, frames=16, tokens=3, stack=2, patch=4, components=6, length=8, sampling=RollOut(steps=2, context=1)
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        data = TASK.data()
-        made = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, window=3), levels=100)
-        built = made.build(data.train.event, data.train.cond_width, data.codec)
-        randomised(built.backbone, seed=1)
-        yield built.eval()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
 
 
 def test_each_key_is_a_token_of_frames(model):
@@ -48,7 +30,7 @@ def test_each_key_is_a_token_of_frames(model):
         assert frames.dtype == np.uint8
 
 
-def test_what_is_done_decides_what_is_seen_and_the_seed_the_rest(model):
+def test_actions_and_seed_decide_the_frames(model):
     def seen(keys, seed=0):
         player = Player(TASK, model, seed)
         return np.concatenate([player.step(chunk) for chunk in actions_of(keys, keys_of(TASK, 2), 2)])
@@ -95,7 +77,7 @@ def test_what_cannot_be_played_says_so(model, tmp_path, options, task, words):
     assert not (tmp_path / "film.gif").exists()
 
 
-def test_a_key_that_is_none_loses_nothing(model, tmp_path, monkeypatch, capsys):
+def test_an_unknown_key_loses_nothing(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("ww\nwxw\nd\n\n"))
     film = play(PlayOptions(tmp_path, out=tmp_path / "lines.gif"), TASK, model, tmp_path)
     from PIL import Image
@@ -122,20 +104,25 @@ def test_a_picture_is_a_place_to_begin_at(model, tmp_path):
 
 
 def test_a_model_is_played_as_it_rolls_out(model):
-    """Stabilized in the way its backbone prefers: by hand or by itself, the same frames."""
-    for backbone in (None, ConvRNNConfig(4, 4, (1, 2), 1)):
-        if backbone is not None:
-            data = TASK.data()
-            model = ModelConfig(backbone, levels=100).build(data.train.event, data.train.cond_width, data.codec)
-            randomised(model.backbone, seed=1)
-        task = replace(TASK, sampling=RollOut(steps=3, context=1, stabilization=20))
-        player = Player(task, model.eval(), seed=0)
+    """Stabilized in the way its backbone prefers: token by token or in a roll-out, the same frames."""
+    for one in (model, model_for(TASK, ConvRNNConfig(4, 4, (1, 2), 1))):
+        task = replace(TASK, sampler=Sampler(steps=3), context=Context(stabilization=20))
+        player = Player(task, one, seed=0)
         actions = np.ones((6, 2), np.float32)
-        led = np.concatenate([player.step(actions[i : i + 2]) for i in (0, 2, 4)])
-        clips, acted = task.judged_by(64, 2)
-        told = np.concatenate([acted[:1], actions[None]], axis=1)
-        alone = list(task.roll_out(model, 6, clips[:1], told, generator=Generator().manual_seed(0)))
-        np.testing.assert_array_equal(led, np.concatenate(alone, axis=1)[0])
+        played = np.concatenate([player.step(actions[i : i + 2]) for i in (0, 2, 4)])
+        clips, before = task.test_clips(64, 2)
+        whole = np.concatenate([before[:1], actions[None]], axis=1)
+        rolled = list(task.roll_out(one, 6, clips[:1], whole, generator=Generator().manual_seed(0)))
+        np.testing.assert_array_equal(played, np.concatenate(rolled, axis=1)[0])
+
+
+def test_the_key_p_follows_the_policy(model):
+    task = replace(TASK, rollout=replace(TASK.rollout, actions="policy"))
+    player, known = Player(task, model, seed=1), keys_of(task, 2)
+    assert "p" not in keys_of(TASK, 2)
+    frames = [player.step(chunk) for chunk in actions_of("wpp", known, 2)]
+    assert all(one.shape == (2, 16, 16, 3) for one in frames)
+    assert (player.policy.codebook == torch.tensor(player.actions.reshape(1, -1))).all(1).any(), "an action chunk of the codebook"
 
 
 def test_actions_of_the_wrong_shape_or_none_say_so(model, tmp_path):

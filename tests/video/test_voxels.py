@@ -71,12 +71,12 @@ def test_a_short_clip_is_the_beginning_of_a_long_one():
 
 
 def test_the_pixels_do_not_depend_on_how_many_poses_are_filmed_at_once():
-    land, poses = SMALL.enter(1).land, SMALL.clip(1, 4).poses
+    land, poses = SMALL.enter(1).place, SMALL.clip(1, 4).poses
     assert (film(land, poses, 16) == np.concatenate([film(land, one[None], 16) for one in poses])).all()
 
 
 def test_the_landscape_is_the_recorded_one():
-    assert zlib.crc32(SMALL.enter(0).land.blocks.tobytes()) == 1420731831
+    assert zlib.crc32(SMALL.enter(0).place.blocks.tobytes()) == 1420731831
 
 
 def test_a_clip_is_the_recorded_one():
@@ -111,7 +111,7 @@ def test_poses_follow_the_actions():
 @pytest.mark.parametrize("seed", range(6))
 def test_a_walk_gets_around_and_is_never_in_a_block_or_in_water(seed):
     world = Voxels(px=8, size=40)
-    clip, land = world.clip(seed, 300), world.enter(seed).land
+    clip, land = world.clip(seed, 300), world.enter(seed).place
     for x, y, z, _ in clip.poses:
         assert block_at(land, x, y, z) == AIR
         ground = land.ground[math.floor(x) % 40, math.floor(y) % 40]
@@ -128,10 +128,10 @@ def test_whatever_the_user_does_the_walker_is_never_in_a_block(seed):
     world, rng = Voxels(px=8, size=40, speed=0.9, turn=40.0), np.random.default_rng(seed)
     walker = world.enter(seed)
     actions = np.stack([rng.uniform(0, 2, 400), rng.normal(0, 0.5, 400)], 1)
-    for x, y, z, _ in walked(walker.land, walker.pose, actions, world):
-        assert block_at(walker.land, x, y, z) == AIR
+    for x, y, z, _ in walked(walker.place, walker.pose, actions, world):
+        assert block_at(walker.place, x, y, z) == AIR
         for dx, dy in ((0.29, 0.29), (0.29, -0.29), (-0.29, 0.29), (-0.29, -0.29)):
-            assert walker.land.free[math.floor(x + dx) % 40, math.floor(y + dy) % 40], "the body keeps the eye off trees and water"
+            assert walker.place.free[math.floor(x + dx) % 40, math.floor(y + dy) % 40], "the body keeps the eye off trees and water"
 
 
 def test_nobody_walks_through_a_wall_but_slides_along_it():
@@ -164,7 +164,7 @@ def test_water_stops_a_walker():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_ray_goes_through_air_and_ends_at_a_block(seed):
-    land = SMALL.enter(seed).land
+    land = SMALL.enter(seed).place
     for place in SMALL.clip(seed, 60).poses[::20].astype(float):
         for bearing in np.linspace(-0.7, 0.7, 5) + place[3]:
             dx, dy = math.cos(bearing), math.sin(bearing)
@@ -204,7 +204,7 @@ def test_the_landscape_repeats():
     walker = SMALL.enter(2)
     for shift in ((32, 0), (0, -32), (-64, 96)):
         moved = walker.pose + pose(*shift, 0, 0)
-        assert (film(walker.land, moved[None], 16)[0] == walker.look()).mean() > 0.98
+        assert (film(walker.place, moved[None], 16)[0] == walker.look()).mean() > 0.98
 
 
 def test_pictures_differ_within_themselves_and_over_time():
@@ -215,7 +215,7 @@ def test_pictures_differ_within_themselves_and_over_time():
 
 
 def test_landscapes_have_water_trees_and_room_to_walk():
-    lands = [Voxels(px=8).enter(seed).land for seed in range(10)]
+    lands = [Voxels(px=8).enter(seed).place for seed in range(10)]
     for land in lands:
         assert 0.05 < (np.take_along_axis(land.blocks, land.ground[..., None] - 1, 2) == WATER).mean() < 0.5
         assert land.roomy.mean() >= 0.2

@@ -1,1 +1,1 @@
-"""Worlds that make clips to learn from: a maze with painted walls, a landscape of blocks, Doom."""
+"""Simulated worlds that clips are filmed in: a textured maze, a landscape of blocks, Doom."""

@@ -2,7 +2,7 @@
 
 Mazes, walks and poses are those of a labyrinth: x counts columns, y rows, heading grows to the right, a block is the unit of length. The
 engine only draws. A maze is written as a map in text (UDMF), and for each frame the camera is put where the pose is, to 1 / 512 of a
-block and 1 / 65536 of a turn: so that a frame depends on its map and pose alone, not on what was seen before.
+block and 1 / 65536 of a turn: so that a frame depends on its map and pose alone, not on earlier frames.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from .labyrinth import Labyrinth, Place, _maze, _neighbours
 from .textures import Array, below
-from .world import Clip, Frame
+from .world import Clip, Frame, Visitor
 
 UNITS = 512
 """Of the engine's length in a block. The camera is put at whole ones, and the engine counts up to 32767 of them."""
 WALL, EYE = 384, 168
 """Heights of walls and of the camera, in these units."""
 TURNS = 65536
-"""Headings that the engine tells apart."""
+"""Number of headings of the engine."""
 SCALE = UNITS // 128  # textures are drawn for blocks of 128 units
 HIGH = WALL // 128
 RESOLUTIONS = (120, 192, 240, 300, 384, 480, 600, 768)
@@ -47,7 +47,7 @@ SPARE = 2**13
 
 
 class Style(NamedTuple):
-    """Names of textures, none that moves. Regions of a maze have one of `plain` each, blocks that stand out any."""
+    """Names of textures, none of them animated. Regions of a maze have one of `plain` each, blocks that stand out any."""
 
     plain: tuple[str, ...]
     odd: tuple[str, ...]
@@ -66,7 +66,7 @@ STYLES = (
     Style(("SKIN2", "SKSNAKE1", "A-BROCK2"), ("SKSNAKE2", "SK_LEFT", "SKULWALL"), ("SLIME16", "RROCK12"), OPEN),
     Style(("ESPITAN1", "ESPIGR1", "ESPIG1", "ESPIBR1"), ("ESPITAN2", "ESPIG3", "LITE96"), ("AQF052", "FLAT5_5"), ("FLOOR0_7",)),
 )
-# whom the engine leads: someone whose eyes are at a height for our walls, and who may turn from the first moment
+# the player: its eyes at a height for our walls, free to turn from the first tic
 _EYES = f"actor Eyes : DoomPlayer {{ Player.ViewHeight {EYE} ReactionTime 0 }}\n".encode()
 _PLAYERS = b"clearplayerclasses\naddplayerclass Eyes\n"
 _INFO = b'map MAP01 "a maze" { sky1 = "P-SKY1" }\n'
@@ -74,16 +74,16 @@ _INFO = b'map MAP01 "a maze" { sky1 = "P-SKY1" }\n'
 
 @dataclass(frozen=True)
 class Doom:
-    """A maze of Doom, drawn by the seed, and someone who walks between its cells. Nobody else is there."""
+    """A random maze rendered by Doom's engine, and a walker between its cells. Nobody else is there."""
 
     size: int = 4
     """Cells a side."""
     px: int = 64
     """Height and width of a frame."""
     styles: int = 1
-    """How many sets of textures there are; a clip shows one of them."""
+    """Number of texture sets; a clip shows one of them."""
     loops: float = 0.25
-    """Share of the walls between cells, beyond a tree of ways, that are removed: 0 leaves one way to each cell, 1 a hall of pillars."""
+    """Share of the inner walls of a perfect maze that are removed: 0 leaves one path between any two cells, 1 a hall of pillars."""
     turn: float = 12.0
     """Degrees a frame at most."""
     speed: float = 0.2
@@ -96,20 +96,20 @@ class Doom:
             raise ValueError(f"px should be 8 to {RESOLUTIONS[-1] // 3}, the engine's largest screen shows no more; got {self.px}")
         if not 1 <= self.styles <= len(STYLES):
             raise ValueError(f"styles should be 1 to {len(STYLES)}, so many sets of textures there are; got {self.styles}")
-        _ = self._labyrinth  # it has rules for the rest
+        _ = self._labyrinth  # checks the rest
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """forward: 0 to 1, in units of speed. turn: -1 to 1, in units of `turn`, to the right where positive; it comes before the step."""
+        """forward: 0 to 1, in units of speed. turn: -1 to 1, in units of `turn`, positive to the right, before going forward."""
         return ("forward", "turn")
 
     @property
     def _labyrinth(self) -> Labyrinth:
-        """Whose rules of walking hold here."""
+        """Whose rules of movement hold here."""
         return Labyrinth(size=self.size, loops=self.loops, turn=self.turn, speed=self.speed)
 
     def clip(self, seed: int, frames: int) -> Clip:
-        """A walk along shortest paths between random cells, with looks around and ways back. A longer clip begins with the shorter."""
+        """A walk along shortest paths between random cells, with turns and ways back. A longer clip begins like a shorter one."""
         if frames < 1:
             raise ValueError(f"a clip has 1 frame or more; got {frames}")
         place = self.place(seed)
@@ -117,12 +117,12 @@ class Doom:
         actions, poses = (np.stack(values) for values in zip(*walk, strict=True))
         return Clip(self.render(place, poses), actions, poses)
 
-    def enter(self, seed: int) -> Explorer:
-        """The same maze, to be walked by hand, from where its clip begins."""
-        return Explorer(self, self.place(seed))
+    def enter(self, seed: int) -> Visitor:
+        place = self.place(seed)
+        return Visitor(self, place, place.start)
 
     def place(self, seed: int) -> Place:
-        """The maze of a seed, its paint, and where a clip begins. The paint of what is no wall is the number of its region."""
+        """The maze of a seed and the pose in which its clip begins. The paint of an open block is the number of its region."""
         if seed < 0:
             raise ValueError(f"a seed is 0 or more; got {seed}")
         rng = np.random.default_rng((1, seed))
@@ -142,11 +142,11 @@ class Doom:
         return Place(walls, paint, np.zeros(2), style, start)
 
     def move(self, place: Place, pose: Array, action: Array) -> NDArray[np.float32]:
-        """The pose (3,) after an action (2,): turns, then goes forward, along a wall where it meets one."""
+        """The pose (3,) after an action (2,): turn, then go forward, sliding along walls."""
         return self._labyrinth.move(place, pose, action)
 
     def render(self, place: Place, poses: Array) -> Frame:
-        """What is seen from poses (t, 3), (t, px, px, 3): the middle of the engine's screen, each pixel a mean of 3 x 3 or more."""
+        """Frames (t, px, px, 3) seen from poses (t, 3): the middle of the engine's screen, each pixel a mean of 3 x 3 or more."""
         height = next(height for height in RESOLUTIONS if height >= 3 * self.px)
         screens = _engine(height, os.getpid()).film(textmap(place), cameras(poses))
         frames = np.empty((len(poses), self.px, self.px, 3), np.uint8)
@@ -155,27 +155,8 @@ class Doom:
         return frames
 
 
-class Explorer:
-    """Someone in a maze of Doom, led by hand from where its clip begins."""
-
-    def __init__(self, world: Doom, place: Place) -> None:
-        self.world, self.place, self.pose = world, place, place.start
-
-    def look(self) -> Frame:
-        """What is seen now, (px, px, 3)."""
-        return self.world.render(self.place, self.pose[None])[0]
-
-    def step(self, action: Array) -> Frame:
-        """Act, (forward, turn), and look. What lies outside of 0 to 1 and -1 to 1 is clipped."""
-        action = np.asarray(action, np.float32)
-        if action.shape != (2,) or not np.isfinite(action).all():
-            raise ValueError(f"an action is two finite numbers, forward and turn; got {action.tolist()}")
-        self.pose = self.world.move(self.place, self.pose, action)
-        return self.look()
-
-
 def cameras(poses: Array) -> NDArray[np.int64]:
-    """Poses (t, 3) as the engine counts: x, y, which points up there, in `UNITS` a block, and an angle to the left, of `TURNS`."""
+    """Poses (t, 3) in the engine's units: x and y (upwards), `UNITS` a block, and an angle to the left, of `TURNS`."""
     scale = np.array([UNITS, -UNITS, -TURNS / (2 * math.pi)])
     found = np.rint(poses.astype(float) * scale).astype(np.int64)
     found[:, 2] %= TURNS
@@ -198,7 +179,7 @@ def _shrink(screen: Frame, frame: Frame) -> None:
 
 
 def textmap(place: Place) -> bytes:
-    """A maze as a map in text, without anyone in it. Each region is a sector; a wall is a line with the open block on its right."""
+    """A maze as a map in text, without a player. Each region is a sector; a wall is a line with the open block on its right."""
     style = STYLES[place.style]
     pictures = style.plain + style.odd
     corners: dict[tuple[int, int], int] = {}
@@ -234,7 +215,7 @@ def textmap(place: Place) -> bytes:
 
 
 def wad(lumps: Sequence[tuple[str, bytes]]) -> bytes:
-    """A file of the engine, of lumps by name: a header, what they hold, and a directory of where they lie."""
+    """A WAD file of lumps by name: a header, their contents, and a directory of where they lie."""
     at, directory = 12, b""
     for name, held in lumps:
         directory += struct.pack("<ii8s", at, len(held), name.encode())
@@ -246,7 +227,7 @@ def wad(lumps: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 class Engine:
-    """ViZDoom without a window, sound, weapon or text, on a screen of a height. Its files lie in a folder that goes when it ends."""
+    """ViZDoom without a window, sound, weapon or text, on a screen of a height. Its files lie in a folder that is removed when it ends."""
 
     def __init__(self, height: int) -> None:
         try:
@@ -279,26 +260,26 @@ class Engine:
         where = (known.CAMERA_POSITION_X, known.CAMERA_POSITION_Y, known.CAMERA_POSITION_Z, known.CAMERA_FOV, known.CAMERA_ANGLE)
         game.set_available_game_variables(list(where))
         self._game = game
-        # not atexit: that is left out where a process of a pool ends, and its engine would go on alone
+        # not atexit, which does not run when a pool's process ends: its engine would go on alone
         self._ending = Finalize(None, _end, (game, self._folder), exitpriority=10)
 
     def film(self, level: bytes, views: NDArray[np.int64]) -> Iterator[Frame]:
         """Screens (h, w, 3) of a map as `textmap` writes it, one for each of `cameras` (t, 3)."""
         for x, y, angle in views.tolist():
-            if level != self._map or not self._game.is_running():  # someone else may have been filmed in between
+            if level != self._map or not self._game.is_running():  # another map may have been filmed in between
                 self._load(level, x, y)
             self._game.send_game_command(f"warp {x} {y}")
             right = (self._angle - angle + TURNS // 2) % TURNS - TURNS // 2
-            # who was warped has eyes on the floor for one tic, and a turn is made in each: so the second one turns, and is shown
+            # a warped player looks at the floor for one tic, and each tic makes the turn: so the second one turns, and is shown
             self._pass(1)
             self._game.make_action([(right + 0.5) * 360 / TURNS])  # an angle is rounded down
             self._angle = angle
             state = self._game.get_state()
-            seen = state.game_variables
-            asked = (x, y, EYE, ANGLE, angle)
-            found = (*seen[:4], round(seen[4] * TURNS / 360) % TURNS)
-            if found != asked:
-                raise RuntimeError(f"the camera (x, y, height, view, angle) should be {asked}, the engine has it at {found}")
+            values = state.game_variables
+            expected = (x, y, EYE, ANGLE, angle)
+            actual = (*values[:4], round(values[4] * TURNS / 360) % TURNS)
+            if actual != expected:
+                raise RuntimeError(f"the camera (x, y, height, view, angle) should be {expected}, the engine has it at {actual}")
             yield state.screen_buffer
 
     def close(self) -> None:
@@ -310,7 +291,7 @@ class Engine:
 
         The engine keeps its file open and reads a map from it whenever an episode begins. So the map is changed within the file, which
         takes a thousandth of a start. Behind it are blanks, in which its reader's buffer ends, so that nothing of the last map is in
-        there. Each map begins at another point than the last, which tells that it was read.
+        there. Each map begins at another point than the last, which shows that it was read.
         """
         self._loads += 1
         self._map, self._angle = b"", 0
@@ -326,20 +307,20 @@ class Engine:
         self._game.close()
         self._room = 2 * len(text) + SPARE
         self._write(text)
-        with _inside(self._folder):  # where it makes folders of its own
+        with _inside(self._folder):  # where the engine makes folders of its own
             self._game.init()
         if not self._begins_at(x, y):
             raise RuntimeError("the engine did not load the map it was given; pip install -U vizdoom may help")
         self._settle(level)
 
     def _settle(self, level: bytes) -> None:
-        """Widen the view, which takes the engine a few tics."""
+        """Widen the field of view, which takes the engine a few tics."""
         self._game.send_game_command(f"fov {ANGLE}")
         self._pass(10)
         self._map = level
 
     def _pass(self, tics: int) -> None:
-        """Stand still, unseen."""
+        """Let so many tics pass without rendering."""
         self._game.set_action([0.0])
         self._game.advance_action(tics, False)
 
@@ -362,7 +343,7 @@ def _end(game: Any, folder: str) -> None:
 
 @cache
 def _engine(height: int, process: int) -> Engine:
-    """One for each screen, and for each process: a forked one must not speak to its parent's."""
+    """One for each screen, and for each process: a forked one must not use its parent's."""
     return Engine(height)
 
 

@@ -1,11 +1,11 @@
-"""Labyrinth: a walk through a maze with painted walls, a floor and a sky, seen by the one who walks. DMLab-like, NumPy only.
+"""Labyrinth: a walk through a maze with textured walls, floor and sky, in the first person. DMLab-like, NumPy only.
 
 A block is the unit of length: of 2 * size + 1 blocks a side, those with odd row and column are cells, the others walls or openings.
 A pose is (x, y, heading): x counts columns, y rows, both from the upper left corner; heading 0 looks along x and grows to the right.
 
-Whatever a pixel can show lies in one table of colours, shaded and smoothed for its depth beforehand. A frame is then one look-up
-for each of (2 px)^2 rays, and the mean of each 2 x 2. Only additions, products, divisions and the sine and cosine of a heading
-lie between a seed and its frames, so that they are the same in a batch of any size.
+All colours a pixel can have lie in one table, shaded and smoothed for each depth beforehand. A frame is then one look-up for each of
+(2 px)^2 rays, and the mean of each 2 x 2. Only additions, products, divisions and the sine and cosine of a heading lie between a seed and
+its frames, so that they are the same in a batch of any size.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .textures import CARPET, SKY, TEXELS, VIEW, Array, Cell, Colours, art_of, below
-from .world import Clip, Frame
+from .world import Clip, Frame, Visitor
 
 RADIUS = 0.25
-"""Of the walker, a square along the axes. A power of two, so that to stand against a wall is exact."""
+"""Half the side of the body, a square along the axes. A power of two, so that standing against a wall is exact."""
 LEVELS = 24
-"""Depths that the table of colours tells apart."""
-_PIXELS = 2**16  # of the frames rendered at once: what they need stays in a processor's cache
+"""Number of depths in the table of colours."""
+_PIXELS = 2**16  # rendered at once: their arrays stay in a processor's cache
 _STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 _STILL = np.zeros(2, np.float32)
 
 
 class Place(NamedTuple):
-    """What a seed draws. walls, paint: (n, n), where walls stand and the number of their picture. carpet: (2,), where the floor begins."""
+    """The maze of a seed. walls, paint: (n, n), where walls stand and the number of their texture. carpet: (2,), offset of the floor."""
 
     walls: NDArray[np.bool_]
     paint: NDArray[np.int64]
@@ -45,20 +45,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Labyrinth:
-    """A textured maze, drawn by the seed, and someone who walks between its cells."""
+    """A random textured maze, and a walker between its cells."""
 
     size: int = 4
     """Cells a side."""
     px: int = 64
     """Height and width of a frame."""
     styles: int = 1
-    """How many sets of textures there are; a clip shows one of them."""
+    """Number of texture sets; a clip shows one of them."""
     art: Literal["procedural", "labmaze"] = "procedural"
     """Textures of our own, or those of the package labmaze (pip install labmaze --no-deps)."""
     contrast: float = 1.0
-    """Of the pictures on walls and floor: 1 as they are, 0 plain colours. Gentle ones are easier to learn."""
+    """Of the textures of walls and floor: 1 full, 0 plain colours. Less is easier to learn."""
     loops: float = 0.25
-    """Share of the walls between cells, beyond a tree of ways, that are removed: 0 leaves one way to each cell, 1 a hall of pillars."""
+    """Share of the inner walls of a perfect maze that are removed: 0 leaves one path between any two cells, 1 a hall of pillars."""
     turn: float = 15.0
     """Degrees a frame at most."""
     speed: float = 0.25
@@ -84,11 +84,11 @@ class Labyrinth:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """forward: 0 to 1, in units of speed. turn: -1 to 1, in units of `turn`, to the right where positive; it comes before the step."""
+        """forward: 0 to 1, in units of speed. turn: -1 to 1, in units of `turn`, positive to the right, before going forward."""
         return ("forward", "turn")
 
     def clip(self, seed: int, frames: int) -> Clip:
-        """A walk along shortest paths between random cells, with looks around and ways back. A longer clip begins with the shorter."""
+        """A walk along shortest paths between random cells, with turns and ways back. A longer clip begins like a shorter one."""
         if frames < 1:
             raise ValueError(f"a clip has 1 frame or more; got {frames}")
         place = self.place(seed)
@@ -97,17 +97,18 @@ class Labyrinth:
         return Clip(self.render(place, poses), actions, poses)
 
     def enter(self, seed: int) -> Visitor:
-        return Visitor(self, self.place(seed))
+        place = self.place(seed)
+        return Visitor(self, place, place.start)
 
     def place(self, seed: int) -> Place:
-        """The maze of a seed, its paint, and where a clip begins."""
+        """The maze of a seed and the pose in which its clip begins."""
         if seed < 0:
             raise ValueError(f"a seed is 0 or more; got {seed}")
         rng = np.random.default_rng((1, seed))
         style = below(rng, self.styles)
         walls = _maze(rng, self.size, self.loops)
         art = art_of(self.art, style)
-        # each region has its paint, so that one knows where one is; some blocks stand out
+        # each region has its texture, as a landmark; some blocks stand out
         centres = rng.random((art.plain, 1, 1, 2)) * len(walls)
         blocks = np.moveaxis(np.indices(walls.shape), 0, -1)
         paint = ((blocks - centres) ** 2).sum(-1).argmin(0)
@@ -121,7 +122,7 @@ class Labyrinth:
         return Place(walls, paint, rng.random(2) * CARPET, style, start)
 
     def move(self, place: Place, pose: Array, action: Array) -> NDArray[np.float32]:
-        """The pose (3,) after an action (2,): turns, then goes forward, along a wall where it meets one."""
+        """The pose (3,) after an action (2,): turn, then go forward, sliding along walls."""
         x, y, heading = (float(value) for value in pose)
         forward, turn = min(max(float(action[0]), 0.0), 1.0), min(max(float(action[1]), -1.0), 1.0)
         heading = _wrapped(heading + turn * math.radians(self.turn))
@@ -130,7 +131,7 @@ class Labyrinth:
         return np.array([x, y, heading], np.float32)
 
     def render(self, place: Place, poses: Array) -> Frame:
-        """What is seen from poses (t, 3), (t, px, px, 3)."""
+        """Frames (t, px, px, 3) seen from poses (t, 3)."""
         frames = np.empty((len(poses), self.px, self.px, 3), np.uint8)
         many = max(1, _PIXELS // self.px**2)
         for at in range(0, len(poses), many):
@@ -138,13 +139,13 @@ class Labyrinth:
         return frames
 
     def _walk(self, place: Place, rng: np.random.Generator) -> Generator[tuple[Array, Array], None, None]:
-        """Actions and the poses they lead to, without end."""
+        """Actions and the poses they lead to, endlessly."""
         pose = place.start
         yield _STILL, pose
         cell = (int(pose[1]) // 2, int(pose[0]) // 2)
         trail = [cell]
         while True:
-            if len(trail) > 2 and rng.random() < 0.3:  # back the way it came, which a memory knows
+            if len(trail) > 2 and rng.random() < 0.3:  # back the way it came, where memory of the past helps
                 path = trail[-2 : -3 - below(rng, 2) : -1]
             else:
                 goal = (below(rng, self.size), below(rng, self.size))
@@ -178,27 +179,8 @@ class Labyrinth:
         return pose
 
 
-class Visitor:
-    """Someone in a labyrinth, led by hand from where its clip begins."""
-
-    def __init__(self, world: Labyrinth, place: Place) -> None:
-        self.world, self.place, self.pose = world, place, place.start
-
-    def look(self) -> Frame:
-        """What is seen now, (px, px, 3)."""
-        return self.world.render(self.place, self.pose[None])[0]
-
-    def step(self, action: Array) -> Frame:
-        """Act, (forward, turn), and look. What lies outside of 0 to 1 and -1 to 1 is clipped."""
-        action = np.asarray(action, np.float32)
-        if action.shape != (2,) or not np.isfinite(action).all():
-            raise ValueError(f"an action is two finite numbers, forward and turn; got {action.tolist()}")
-        self.pose = self.world.move(self.place, self.pose, action)
-        return self.look()
-
-
 def top_view(place: Place, poses: Array, scale: int = 16) -> Frame:
-    """The maze from above (n * scale, n * scale, 3): walls dark, the way from blue to red."""
+    """The maze from above (n * scale, n * scale, 3): walls dark, the path from blue to red."""
     image = np.where(place.walls[..., None], 60, 235).astype(np.uint8).repeat(scale, 0).repeat(scale, 1).repeat(3, 2)
     for time, (x, y, _) in enumerate(poses):
         row, column, dot = int(y * scale), int(x * scale), max(1, scale // 8)
@@ -215,21 +197,21 @@ def _wrapped(angle: float) -> float:
 
 
 def _maze(rng: np.random.Generator, size: int, loops: float) -> NDArray[np.bool_]:
-    """Walls (n, n): a tree over all cells by a walk that backs out of dead ends, less a share of what still stands between cells."""
+    """Walls (n, n): a perfect maze by depth-first search, less a share of its inner walls."""
     walls = np.ones((2 * size + 1, 2 * size + 1), dtype=bool)
     stack = [(below(rng, size), below(rng, size))]
     walls[1::2, 1::2] = False
-    seen = {stack[0]}
+    visited = {stack[0]}
     while stack:
         row, column = stack[-1]
         fresh = [(row + i, column + j) for i, j in _STEPS if 0 <= row + i < size and 0 <= column + j < size]
-        fresh = [cell for cell in fresh if cell not in seen]
+        fresh = [cell for cell in fresh if cell not in visited]
         if not fresh:
             stack.pop()
             continue
         to = fresh[below(rng, len(fresh))]
         walls[row + to[0] + 1, column + to[1] + 1] = False
-        seen.add(to)
+        visited.add(to)
         stack.append(to)
     inner = [(i, j) for i in range(1, 2 * size) for j in range(1, 2 * size) if (i + j) % 2 and walls[i, j]]
     for _ in range(round(loops * len(inner))):
@@ -260,7 +242,7 @@ def _path(walls: Array, start: Cell, goal: Cell) -> list[Cell]:
 
 
 def _stopped(walls: Array, x: float, step: float, y: float) -> float:
-    """x after a step along it at y, or where a wall (row y, column x) stops the walker."""
+    """x after a step along it at y, or where a wall (row y, column x) stops the body."""
     if step == 0:
         return x
     to = x + step
@@ -274,7 +256,7 @@ def _stopped(walls: Array, x: float, step: float, y: float) -> float:
 
 
 class Screen(NamedTuple):
-    """What frames of a size share. Columns (s,) are the even, then the odd ones; rows (h,) likewise, counted from the horizon."""
+    """Geometry of all frames of a size. Columns (s,) are the even, then the odd ones; rows (h,) likewise, counted from the horizon."""
 
     across: Array
     """(s,) the tangent of each column's angle."""
@@ -291,7 +273,7 @@ class Screen(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Colours that a pixel can have, (n,) four bytes each, and where in it the sky and each wall of level 0 begin."""
+    """Colours that a pixel can have, (n,) four bytes each, and where among them the sky and the walls of level 0 begin."""
 
     colours: NDArray[np.uint32]
     sky: int
@@ -315,12 +297,12 @@ def _screen(px: int) -> Screen:
 
 
 def _level(depth: Array) -> Array:
-    """Of 0 .. LEVELS - 1, finer where it is near."""
+    """Level of a depth, 0 .. LEVELS - 1, finer where it is near."""
     return (depth / (depth + 4) * LEVELS).astype(np.int32)
 
 
 def _render(px: int, art: str, contrast: float, place: Place, poses: Array, frames: Frame) -> None:
-    """Write what is seen from poses (f, 3) to frames (f, px, px, 3)."""
+    """Render what is seen from poses (f, 3) into frames (f, px, px, 3)."""
     screen, table = _screen(px), _table(art, place.style, px, contrast)
     heading = [float(value) for value in poses[:, 2]]
     cos = np.array([math.cos(value) for value in heading], np.float32)[:, None]
@@ -338,7 +320,7 @@ def _render(px: int, art: str, contrast: float, place: Place, poses: Array, fram
     upper = np.where(on_wall, wall - 1 - texel, (sky * SKY[1] + table.sky)[..., None] + screen.sky)
 
     carpet = place.carpet.astype(np.float32)
-    # what lies outside of the maze is behind a wall: its texels may be any
+    # what lies outside of the maze is hidden by a wall: its texels may be any
     u = (ray_x[..., None] * screen.depth + (x * (CARPET // 8) + carpet[0])[..., None]).astype(np.int32)
     v = (ray_y[..., None] * screen.depth + (y * (CARPET // 8) + carpet[1])[..., None]).astype(np.int32)
     u &= CARPET - 1
@@ -354,7 +336,7 @@ def _render(px: int, art: str, contrast: float, place: Place, poses: Array, fram
 
 
 def _mean(colours: NDArray[np.uint32], px: int) -> Colours:
-    """Of each 2 x 2 of colours (f, 2 px, px), which `Screen` put apart: (f, px / 2, px, 3). Two bytes are summed in one number."""
+    """Of each 2 x 2 of colours (f, 2 px, px), ordered as in `Screen`: (f, px / 2, px, 3). Two bytes are summed in one number."""
     lanes, half = np.uint32(0x00FF00FF), np.uint32(0x00020002)
     total = []
     for values in (colours & lanes, (colours >> np.uint32(8)) & lanes):

@@ -1,15 +1,15 @@
-"""What `Voxels` shows: hills, lakes, beaches, cliffs and trees under a cloudy sky, and a walk among them. Compiled by numba.
+"""The landscape of `Voxels`: hills, lakes, beaches, cliffs and trees under a cloudy sky, and a walk among them. Compiled by numba.
 
-One tile of `size` x `size` blocks is drawn by the seed and repeats without end, so nobody meets a border. x and y lie in the plane and
-z points up, in blocks; a heading is an angle from x to y, so that a positive turn is to the left. A pose is all there is to
-know about a walker: the next one follows from it and the action alone.
+One random tile of `size` x `size` blocks repeats endlessly, so there is no border. x and y lie in the plane and z points up, in blocks; a
+heading is an angle from x to y, so that a positive turn is to the left. The pose is the whole state of a walker: the next one follows
+from it and the action alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ except ImportError as error:
 
 from .world import Frame
 
-if TYPE_CHECKING:
-    from .voxels import Voxels
-
 Array = NDArray[Any]
 Pose = NDArray[np.float32]  # (4,): x, y, z, heading
 
@@ -31,10 +28,10 @@ AIR, GRASS, DIRT, SAND, WATER, STONE, TRUNK, LEAVES = range(8)
 HEIGHT = 36
 """Blocks from the bottom of the world to its top."""
 EYE = 1.6
-"""Of the eye above the ground."""
+"""Height of the eye above the ground."""
 _BODY = 0.3  # half of its width: what keeps the eye off the walls
 _HEADROOM = 3  # free blocks above ground that can be walked: the eye lags by up to one when the ground steps down
-_FAR = 44.0  # where fog has swallowed everything
+_FAR = 44.0  # where fog hides everything
 _CLOUDS = 20.0  # their height above the eye: they stay where they are when the ground rises
 _SLOPE = math.tan(math.radians(74) / 2)  # half of the view's width at distance 1
 _SKYLINE = 0.44  # its row, as a share of the height: the camera sees more of the ground
@@ -56,18 +53,36 @@ class Land(NamedTuple):
 
     blocks: NDArray[np.uint8]
     ground: NDArray[np.int64]
-    """Where one would stand."""
+    """Height at which a body stands."""
     tops: NDArray[np.int64]
-    """Above everything, trees included."""
+    """Height above everything, trees included."""
     free: NDArray[np.bool_]
-    """Dry, with room for a head."""
+    """Dry, with headroom."""
     roomy: NDArray[np.bool_]
-    """Where a walk leads: no obstacle next to it, all of these columns connected."""
+    """Columns that walks lead through: no obstacle next to them, all connected."""
     clouds: NDArray[np.bool_]
 
 
+class Mover(Protocol):
+    """How a walker moves."""
+
+    @property
+    def turn(self) -> float:
+        """Degrees a frame at most."""
+        ...
+
+    @property
+    def speed(self) -> float:
+        """Blocks a frame at most."""
+        ...
+
+    def move(self, land: Land, pose: Pose, action: Array) -> Pose:
+        """The pose after an action (2,)."""
+        ...
+
+
 def film(land: Land, poses: Array, px: int) -> Frame:
-    """What is seen from poses (t, 4). Returns (t, px, px, 3)."""
+    """Frames (t, px, px, 3) seen from poses (t, 4)."""
     frames = np.empty((len(poses), px, px, 3), np.uint8)
     _film(land.blocks, land.ground, land.tops, land.clouds, np.ascontiguousarray(poses, np.float32), frames)
     return frames
@@ -83,7 +98,7 @@ def generator(seed: int) -> np.random.Generator:
 
 
 def landscape(size: int, rng: np.random.Generator) -> Land:
-    """Draw a tile, and draw again while a fifth of it cannot be walked."""
+    """A random tile, of which at least a fifth can be walked."""
     for _ in range(1000):
         land = _draw(size, rng)
         if land.roomy.sum() >= size * size / 5:
@@ -217,7 +232,7 @@ def _stands(ground, free, x, y, level):
 
 @njit(cache=True)
 def _footing(ground, x, y):
-    """The ground, averaged over a block around (x, y), so that one glides up a step; walls and abysses count as one step."""
+    """The ground, averaged over a block around (x, y), so that the eye glides up a step; higher walls and drops count as one step."""
     size = len(ground)
     here = _level(ground, x, y)
     i, j = math.floor(x - 0.5), math.floor(y - 0.5)
@@ -253,7 +268,7 @@ def _steps_to(clear, i, j):
 
 @njit(cache=True)
 def _waypoint(steps, x, y, ahead):
-    """The farthest point that one walks to straight from (x, y), up to `ahead` columns along the way to where steps are 0."""
+    """The farthest point that can be reached straight from (x, y), up to `ahead` columns along the path to where steps are 0."""
     size = len(steps)
     i, j = math.floor(x), math.floor(y)
     best_x, best_y = i + 0.5, j + 0.5
@@ -283,21 +298,21 @@ def start(land: Land, rng: np.random.Generator) -> Pose:
     return np.array([x, y, z, rng.uniform(-math.pi, math.pi)], np.float32)
 
 
-def stroll(world: Voxels, land: Land, pose: Pose, rng: np.random.Generator) -> Generator[tuple[float, float], Pose, None]:
-    """Legs from place to place, at times back to where the last one began, at times a look around between them.
+def stroll(world: Mover, land: Land, pose: Pose, rng: np.random.Generator) -> Generator[tuple[float, float], Pose, None]:
+    """Walks from place to place, sometimes back to where the last one began, sometimes with turns on the spot between them.
 
     Yields actions and is sent the poses they lead to.
     """
     places = np.argwhere(land.roomy)
-    # A roomy column can be walked from all around it: who strays no farther than this finds back.
+    # A roomy column can be reached from all of its neighbours, so that a walk that strays no farther than these finds back.
     near = np.any([np.roll(land.roomy, shift, (0, 1)) for shift in _AROUND], axis=0)
     origin, turning = _cell(land, pose), 0.0
 
     def steer(angle: float) -> float:
         """Turn by an angle, easing in and out."""
         nonlocal turning
-        wanted = min(max(0.5 * angle / math.radians(world.turn), -1.0), 1.0)
-        turning += min(max(wanted - turning, -0.4), 0.4)
+        target = min(max(0.5 * angle / math.radians(world.turn), -1.0), 1.0)
+        turning += min(max(target - turning, -0.4), 0.4)
         return turning
 
     while True:
@@ -346,7 +361,7 @@ def _wrap(angle: float) -> float:
 
 @njit(cache=True)
 def _hash(a, b, c):
-    """A number between 0 and 1 that looks random, the same for the same three."""
+    """A pseudo-random number between 0 and 1, a function of the three."""
     mixed = (a * 0x2C9277B5 + b * 0x6F4F2A3D + c * 0x1B56C4E9 + 0x3A8F05C5) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x5D1A4E6B) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 13)) * 0x4B3F9C17) & 0xFFFFFFFF
@@ -477,7 +492,7 @@ def _surface(blocks, hit, x, y, z, dx, dy, slope, far, px):
     fog = min(max((far * norm / _FAR - 0.3) / 0.7, 0.0), 1.0)
     fog *= 2 - fog
     if block == WATER:
-        fog = max(fog, 0.75 * (1 + min(slope, 0.0) / norm) ** 4)  # the sky on it, the more the flatter one looks
+        fog = max(fog, 0.75 * (1 + min(slope, 0.0) / norm) ** 4)  # reflects the sky, more at grazing angles
     light *= 1 - fog
     return (
         light * _COLOUR[colour, 0] + fog * _HORIZON[0],

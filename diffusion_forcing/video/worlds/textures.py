@@ -1,4 +1,4 @@
-"""What walls, floor and sky of a labyrinth look like: drawn here by a number, or read from the package labmaze."""
+"""Textures of walls, floor and sky of a labyrinth: procedural ones by number, or those of the package labmaze."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def below(rng: np.random.Generator, n: int) -> int:
 
 
 class Art(NamedTuple):
-    """walls: (w, v, u, 3), the first `plain` of which cover regions, the others are signs. floor: (v, u, 3). sky: (a, v, 3), upwards."""
+    """walls: (w, v, u, 3), the first `plain` of which cover regions, the others have signs. floor: (v, u, 3). sky: (a, v, 3), upwards."""
 
     walls: Colours
     plain: int
@@ -121,7 +121,7 @@ def _shadow(wall: Array) -> Array:
 
 
 def _picture(rng: np.random.Generator, wall: Array, kind: int, hue: float) -> Array:
-    """A wall with a framed sign on it: a disc, a diamond, a cross or bars."""
+    """A wall with a framed sign: a disc, a diamond, a cross or bars."""
     at = (np.arange(TEXELS) + 0.5) / TEXELS * 2 - 1
     y, x = np.abs(at)[:, None] * 1.0, np.abs(at)[None]
     square = np.maximum(x, y)
@@ -132,7 +132,7 @@ def _picture(rng: np.random.Generator, wall: Array, kind: int, hue: float) -> Ar
 
 
 def _heavens(rng: np.random.Generator, hue: float) -> Array:
-    """(a, v, 3): a sky with clouds and a sun, and hills below it that tell where one looks."""
+    """(a, v, 3): a sky with clouds and a sun, and hills below it as landmarks."""
     height = (np.arange(SKY[1]) + 0.5) / SKY[1]
     blue = 0.55 + 0.12 * (rng.random() - 0.5)
     sky = _colour(blue, 0.2, 0.97) + (_colour(blue + 0.04, 0.7, 0.75) - _colour(blue, 0.2, 0.97)) * height[:, None]

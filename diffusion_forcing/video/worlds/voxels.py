@@ -1,7 +1,7 @@
-"""A landscape of blocks seen through the eyes of someone who walks it. Minecraft-like; drawn by numba (the extra `video`).
+"""Voxels: a walk through a landscape of blocks, in the first person. Minecraft-like; rendered by numba (the extra `video`).
 
-x and y lie in the plane and z points up, in blocks; a heading is an angle from x to y, so that a positive turn is to the left. A pose
-is all there is to know about a walker: the next one follows from it and the action alone.
+x and y lie in the plane and z points up, in blocks; a heading is an angle from x to y, so that a positive turn is to the left. The pose
+is the whole state of a walker: the next one follows from it and the action alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .world import Clip, Frame
+from .world import Clip, Frame, Visitor
 
 if TYPE_CHECKING:
     from .landscape import Land
@@ -24,16 +24,16 @@ Pose = NDArray[np.float32]  # (4,): x, y, z, heading
 
 @dataclass(frozen=True)
 class Voxels:
-    """A walk through a landscape of blocks, in the first person."""
+    """A random landscape of blocks, and a walker in it."""
 
     px: int = 64
     """Height and width of a frame."""
     size: int = 64
-    """Blocks a side of the landscape, which then repeats."""
+    """Blocks a side of the landscape, which repeats."""
     turn: float = 12.0
-    """Degrees that a full turn action turns by, each frame."""
+    """Degrees a frame at most."""
     speed: float = 0.3
-    """Blocks that a full forward action leads ahead, each frame."""
+    """Blocks a frame at most."""
 
     def __post_init__(self) -> None:
         if self.px < 8:
@@ -51,7 +51,7 @@ class Voxels:
         return ("forward", "turn")
 
     def clip(self, seed: int, frames: int) -> Clip:
-        """A walk from place to place, with pauses to look around; a shorter clip is the beginning of a longer one."""
+        """A walk from place to place, with turns on the spot. A longer clip begins like a shorter one."""
         if frames < 1:
             raise ValueError(f"a clip has at least 1 frame, asked for {frames}")
         from . import landscape
@@ -67,41 +67,25 @@ class Voxels:
             actions[t] = action
             poses[t] = pose = self.move(land, pose, actions[t])
             action = stroll.send(pose)
-        return Clip(landscape.film(land, poses, self.px), actions, poses)
+        return Clip(self.render(land, poses), actions, poses)
 
-    def enter(self, seed: int) -> VoxelWalker:
-        """The same landscape, to be walked by hand, from where its clip begins."""
+    def enter(self, seed: int) -> Visitor:
         from . import landscape
 
         rng = landscape.generator(seed)
         land = landscape.landscape(self.size, rng)
-        return VoxelWalker(self, land, landscape.start(land, rng))
+        return Visitor(self, land, landscape.start(land, rng))
+
+    def render(self, land: Land, poses: Array) -> Frame:
+        """Frames (t, px, px, 3) seen from poses (t, 4)."""
+        from . import landscape
+
+        return landscape.film(land, poses, self.px)
 
     def move(self, land: Land, pose: Pose, action: Array) -> Pose:
-        """The pose (4,) after an action (2,), which is clipped to its range. Who walks into an obstacle slides along it or stays."""
+        """The pose (4,) after an action (2,), which is clipped to its range: turn, then go forward, sliding along obstacles or staying."""
         from . import landscape
 
         forward, turn = min(max(float(action[0]), 0.0), 1.0), min(max(float(action[1]), -1.0), 1.0)
         after: Pose = landscape.move(land.ground, land.free, pose, forward * self.speed, turn * math.radians(self.turn))
         return after
-
-
-class VoxelWalker:
-    """Someone in a landscape, whom a user leads."""
-
-    def __init__(self, world: Voxels, land: Land, pose: Pose) -> None:
-        self.world, self.land, self.pose = world, land, pose
-
-    def look(self) -> Frame:
-        """What is seen now, (px, px, 3)."""
-        from . import landscape
-
-        return landscape.film(self.land, self.pose[None], self.world.px)[0]
-
-    def step(self, action: NDArray[np.float32]) -> Frame:
-        """Act, (2,): forward and turn, and look."""
-        action = np.asarray(action, np.float32)
-        if action.shape != (2,) or not np.isfinite(action).all():
-            raise ValueError(f"an action is two finite numbers, forward (0 to 1) and turn (-1 to 1); got {action.tolist()}")
-        self.pose = self.world.move(self.land, self.pose, action)
-        return self.look()

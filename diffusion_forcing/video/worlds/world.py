@@ -1,8 +1,8 @@
-"""What a world to walk through and film is: one that gives the same clip for the same seed."""
+"""What a simulated world is: one that gives the same clip for the same seed, and can be walked by anybody's actions."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,27 @@ class Clip(NamedTuple):
     poses: NDArray[np.float32]
 
 
-class Visitor(Protocol):
-    """Someone in a world, whom a user leads."""
+class Visitor:
+    """An agent in a world of which the pose is the whole state: it acts, and looks.
+
+    world: with `move(place, pose, action) -> pose` and `render(place, poses) -> frames`. place: where it is. pose: where it starts.
+    """
+
+    def __init__(self, world: Any, place: Any, pose: NDArray[np.float32]) -> None:
+        self.world, self.place, self.pose = world, place, pose
 
     def look(self) -> Frame:
         """What is seen now, (px, px, 3)."""
-        ...
+        frame: Frame = self.world.render(self.place, self.pose[None])[0]
+        return frame
 
     def step(self, action: NDArray[np.float32]) -> Frame:
-        """Act, (a,), and look."""
-        ...
+        """Act, (forward, turn), and look. What lies outside of 0 to 1 and -1 to 1 is clipped."""
+        action = np.asarray(action, np.float32)
+        if action.shape != (2,) or not np.isfinite(action).all():
+            raise ValueError(f"an action is two finite numbers, forward (0 to 1) and turn (-1 to 1); got {action.tolist()}")
+        self.pose = self.world.move(self.place, self.pose, action)
+        return self.look()
 
 
 class World(Protocol):
@@ -40,13 +51,13 @@ class World(Protocol):
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What each number of an action means."""
+        """Name of each number of an action."""
         ...
 
     def clip(self, seed: int, frames: int) -> Clip:
-        """A walk through a world drawn by the seed."""
+        """A film of a walk through the world of a seed."""
         ...
 
     def enter(self, seed: int) -> Visitor:
-        """The same world, to be walked by hand, from where its clip begins."""
+        """The world of a seed, to act in from where its clip begins."""
         ...
