@@ -29,27 +29,27 @@ class Levels(NamedTuple):
 
 
 class Draw(Protocol):
-    def __call__(self, shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels: ...
+    def __call__(self, shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels: ...
 
 
-def independent(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+def independent(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
     """Each token uniform in {0..K}, independent of the others."""
     return Levels(torch.randint(0, levels + 1, shape, generator=generator))
 
 
-def shared(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+def shared(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
     """One level a sequence, uniform in {0..K}."""
     b, t = shape
     return Levels(torch.randint(0, levels + 1, (b, 1), generator=generator).expand(b, t).contiguous())
 
 
-def teacher_forced(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+def teacher_forced(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
     """Each token uniform in {0..K}, given a past that is always clean."""
     k = independent(shape, levels, generator).k
     return Levels(k, torch.zeros_like(k))
 
 
-def staircase(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+def staircase(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
     """A row of a pyramid: k rises by a fixed amount a token, cut off at 0 and K.
 
     The rise is drawn log-uniformly from K/1000 to K (from nearly full-sequence to nearly token by token), the row uniformly
@@ -62,7 +62,7 @@ def staircase(shape: tuple[int, int], levels: int, generator: Generator | None =
     return Levels(k.round().clamp(0, levels).long())
 
 
-def noisy_prefix(shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4) -> Levels:
+def noisy_prefix(shape: tuple[int, ...], levels: int, generator: Generator | None = None, most: float = 0.4) -> Levels:
     """A past at low levels, then tokens uniform in {0..K}. The past is clean in half of the sequences, else up to `most` K, each token
     its own; it ends anywhere.
     """
@@ -75,7 +75,7 @@ def noisy_prefix(shape: tuple[int, int], levels: int, generator: Generator | Non
 
 
 def noisy_context(
-    shape: tuple[int, int], levels: int, generator: Generator | None = None, most: float = 0.4, period: int = 1
+    shape: tuple[int, ...], levels: int, generator: Generator | None = None, most: float = 0.4, period: int = 1
 ) -> Levels:  # fmt: skip
     """Each token uniform in {0..K}, given a past that is clean in a third of the sequences, has a little noise in a third (up to `most` K,
     each token its own), and in a third is clean but for some tokens, from none to all, each at any level.
@@ -97,7 +97,7 @@ def noisy_context(
     return Levels(k, past)
 
 
-def sensor_dropout(shape: tuple[int, int], levels: int, period: int, generator: Generator | None = None, longest: int = 6) -> Tensor:
+def sensor_dropout(shape: tuple[int, ...], levels: int, period: int, generator: Generator | None = None, longest: int = 6) -> Tensor:
     """(b, t), levels of sequences with sensors that fail for a while: 0, but for stretches of up to `longest` timesteps.
 
     A timestep has `period` tokens, observations and last the action, which stays known. The stretches of a sequence have one length, start
@@ -120,10 +120,11 @@ def sensor_dropout(shape: tuple[int, int], levels: int, period: int, generator: 
     return torch.where((dropped[:, :, None] & which[:, None]).flatten(1)[:, :t], level, 0)
 
 
-def shared_with_prefix(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+def shared_with_prefix(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
     """A clean past that ends anywhere, then one level for all the rest, uniform in {0..K}."""
+    b, t = shape
     k = shared(shape, levels, generator).k
-    return Levels(torch.where(torch.arange(shape[1]) < _prefix_lengths(*shape, generator), 0, k))
+    return Levels(torch.where(torch.arange(t) < _prefix_lengths(b, t, generator), 0, k))
 
 
 def self_context_levels(k: Tensor, levels: int, share: float, generator: Generator | None = None) -> Tensor:
@@ -156,7 +157,7 @@ DRAWS: dict[str, Draw] = {
 def mixture(*draws: Draw) -> Draw:
     """Each sequence of a batch follows one of the draws, each equally often."""
 
-    def mixed(shape: tuple[int, int], levels: int, generator: Generator | None = None) -> Levels:
+    def mixed(shape: tuple[int, ...], levels: int, generator: Generator | None = None) -> Levels:
         which = torch.randint(0, len(draws), (shape[0], 1), generator=generator)
         drawn = [draw(shape, levels, generator) for draw in draws]
         k = torch.stack([d.k for d in drawn])
