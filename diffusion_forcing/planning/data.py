@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.task import Progress
-from ..files import cache_folder, write_atomically
+from ..files import cached
 from .baselines.scripted import Controller
 from .envs.maze2d import JITTER, Array, Maze, step
 
@@ -63,17 +63,13 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Progress | No
 def prepare(maze: Maze, transitions: int | None = None, seed: int = 0, progress: Progress | None = None) -> Path:
     """The cache file of a maze's data, collected if it is not there. transitions: None for as many as the benchmark has."""
     size = transitions or TRANSITIONS[maze.name]
-    file = cache_folder() / f"maze2d-{maze.name}-{size}-{seed}.npz"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def make(path: Path) -> None:
         data = collect(maze, size, seed, progress)
+        with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
+            np.savez(out, **data._asdict())
 
-        def write(path: Path) -> None:
-            with open(path, "wb") as out:  # given a name instead, NumPy would add its own ending
-                np.savez(out, **data._asdict())
-
-        write_atomically(file, write)
-    return file
+    return cached(f"maze2d-{maze.name}-{size}-{seed}.npz", make)
 
 
 def read(file: Path) -> Transitions:

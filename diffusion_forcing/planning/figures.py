@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.media import Film
 from ..engine.plotting import COLOURS, figure
 from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Maze
 from .episodes import Episodes
@@ -76,19 +77,16 @@ def draw_denoising(
         fig.suptitle(title, fontsize=11)
 
 
-def animate(episodes: Episodes, file: Path, *, every: int = 6, title: str = "") -> Path:
-    """The first episode as an animation (.gif or .webp): executed path in blue, current plan in red. every: steps between frames."""
+def animate(episodes: Episodes, file: Path, *, every: int = 6) -> None:
+    """The first episode as a film (.gif, .webp or .mp4): executed path in blue, current plan in red. every: steps between frames."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from PIL import Image
 
     maze, path = episodes.maze, episodes.observations[0, :, :2]
     height, width = maze.walls.shape
-    size = 4.2
-    images = []
-    with matplotlib.rc_context({"font.size": 9}):
-        fig = Figure(figsize=(size, size * height / width + 0.45), dpi=84, layout="constrained", facecolor="white")
+    with matplotlib.rc_context({"font.size": 9}), Film(file, fps=14) as film:
+        fig = Figure(figsize=(4.2, 4.2 * height / width + 0.45), dpi=84, layout="constrained", facecolor="white")
         canvas = FigureCanvasAgg(fig)
         ax = fig.subplots()
         draw_maze(ax, maze, episodes.goals[0])
@@ -103,12 +101,6 @@ def animate(episodes: Episodes, file: Path, *, every: int = 6, title: str = "") 
                 plan_line.set_data(ahead[:, 1], ahead[:, 0])
             path_line.set_data(path[: t + 1, 1], path[: t + 1, 0])
             ball.set_data(path[t : t + 1, 1], path[t : t + 1, 0])
-            earned = int(episodes.rewards[0, :t].sum())
-            ax.set_title(f"{title}step {t}, in the goal for {earned}", fontsize=9)
+            ax.set_title(f"step {t}, in the goal for {int(episodes.rewards[0, :t].sum())}", fontsize=9)
             canvas.draw()
-            images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".gif":
-        images = [image.quantize(48, dither=Image.Dither.NONE) for image in images]
-    images[0].save(file, save_all=True, append_images=images[1:], duration=70, loop=0)
-    return file
+            film.add(np.asarray(canvas.buffer_rgba())[..., :3])
