@@ -38,9 +38,10 @@ from diffusion_forcing import (
     stream,
 )
 from diffusion_forcing.engine.optim import build
-from diffusion_forcing.imitation.agent import ActOptions, ImitationAgent
+from diffusion_forcing.imitation.agent import ImitationAgent
 from diffusion_forcing.imitation.recipes import IMITATION
 from diffusion_forcing.imitation.tokens import ModalityTokens
+from diffusion_forcing.sampling import Sampler
 from diffusion_forcing.video.codec import Patches
 from diffusion_forcing.video.recipes import VIDEO
 
@@ -267,7 +268,7 @@ def imitation(options: Options) -> list[dict]:
     stirred(model.backbone)  # type: ignore[arg-type]
     rows = []
     for robots, steps in itertools.product((1, 10), (5, 10, 20)):
-        agent = ImitationAgent(model, ActOptions(steps=steps))
+        agent = ImitationAgent(model, Sampler(steps=steps))
         agent.reset(robots)
         seconds = best(lambda a=agent, n=robots: a.act({"state": np.zeros((n, 64), np.float32)}), 2 * options.repeats)
         rows.append({"what": f"swap, {robots} robots, {steps} steps", "milliseconds_a_chunk": 1e3 * seconds})

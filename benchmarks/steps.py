@@ -46,7 +46,7 @@ def main(options: Options) -> None:
     rows = []
     with progress_bar() as progress:
         for steps in options.steps:
-            tried = replace(task, world=world, acting=replace(task.acting, steps=steps))
+            tried = replace(task, world=world, sampler=replace(task.sampler, steps=steps))
             folder = _films(options.out)
             metrics = tried.evaluate(model, folder, samples=options.episodes, seed=options.seed, progress=progress).metrics
             rows.append((steps, metrics["clean"], metrics["milliseconds a chunk"]))

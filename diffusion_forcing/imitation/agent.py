@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from ..checks import check_options
 from ..engine.config import from_dict, read_json
 from ..engine.pretrained import model_folder
 from ..matrix import full_sequence
 from ..model import DiffusionForcing
-from ..sampling import Context, Memory, sample
+from ..sampling import Context, Memory, Sampler, sample
 from ..schedule import expand
 from .image_tokens import ImageTokens
 from .tokens import ACTIONS, STATE, ModalityTokens
@@ -32,17 +31,13 @@ NEVER = 2**30
 """Timesteps since a sensor was observed, if it never was."""
 
 
-@dataclass(frozen=True)
-class ActOptions:
-    """How an agent acts."""
+SAMPLER = Sampler(steps=10)
 
-    steps: int = 10
-    """Denoising steps of a chunk of actions."""
-    eta: float = 0.0
-    """Fresh noise in each step: 0 deterministic (DDIM), 1 ancestral (DDPM)."""
-    temperature: float = 1.0
-    """Scale of the initial noise of actions, and of observations at level K that are denoised. 1 samples from the model; below 1 reduces
-    variance: steadier, but wrong where demonstrators choose between two ways."""
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """What an agent remembers, and how it treats noisy observations."""
+
     memory: int | None = None
     """Condition on the last so many timesteps only; None: on the whole episode."""
     wait: bool = True
@@ -53,38 +48,41 @@ class ActOptions:
     was not observed within memory is left at its level. False: remember every observation at its level, as in the paper."""
 
     def __post_init__(self) -> None:
-        check_options(self, "steps")
-        if not 0 <= self.temperature <= 1:
-            raise ValueError(f"temperature is from 0 to 1 (samples from the model); got {self.temperature}")
         if self.memory is not None and self.memory < 1:
             raise ValueError(f"memory counts timesteps from 1 (the present only), or is None for all; got {self.memory}")
 
 
 class ImitationAgent:
-    """A policy of a model with `ModalityTokens`: `reset`, then `act` at each timestep."""
+    """A policy of a model with `ModalityTokens`: `reset`, then `act` at each timestep.
+
+    sampler: of each token; temperature scales the initial noise of actions, and of ignored observations that are denoised. Below 1 actions
+    are steadier, but wrong where demonstrators choose between two ways.
+    """
 
     codec: Any
     codec_type: type[ModalityTokens] | type[ImageTokens] = ModalityTokens
     shared_level = False
     """Whether all sensors of a timestep have one noise level."""
 
-    def __init__(self, model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> None:
+    def __init__(self, model: DiffusionForcing, sampler: Sampler = SAMPLER, options: AgentOptions | None = None, seed: int = 0) -> None:
         if not isinstance(model.codec, self.codec_type):
             raise ValueError(
                 f"{type(self).__name__} needs a model whose codec is {self.codec_type.__name__}; this one's is "
                 f"{type(model.codec).__name__}. agent_for(model) makes the agent that fits"
             )
-        self.model, self.codec, self.options, self.seed = model.eval(), model.codec, options or ActOptions(), seed
+        self.model, self.codec, self.seed = model.eval(), model.codec, seed
+        self.sampler, self.options = sampler, options or AgentOptions()
         self.sensors = self.codec.sensors
-        self._matrix = full_sequence(1, model.schedule.ladder(min(self.options.steps, model.schedule.levels)))
         self.reset()
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
-        """From a run's folder, a model's folder, or a pretrained model's name. options: None for those of the run, if it is one."""
+    def from_pretrained(
+        cls, path: str | Path, sampler: Sampler | None = None, options: AgentOptions | None = None, seed: int = 0
+    ) -> ImitationAgent:  # fmt: skip
+        """From a run's folder, a model's folder, or a pretrained model's name. sampler, options: None: the run's, if it is one."""
         folder = model_folder(path)
-        of_run = None if folder == Path(path) else _options_of(folder.parent)
-        return agent_for(DiffusionForcing.from_pretrained(folder), options or of_run, seed)
+        of_run = (SAMPLER, AgentOptions()) if folder == Path(path) else _options_of(folder.parent)
+        return agent_for(DiffusionForcing.from_pretrained(folder), sampler or of_run[0], options or of_run[1], seed)
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -156,13 +154,13 @@ class ImitationAgent:
 
     def _sample(self, modality: int) -> Tensor:
         """The next token (n, 1, width), of that modality."""
-        x = torch.randn(self.n, 1, self.codec.width, generator=self.generator) * (1.0 if modality else self.options.temperature)
-        return self._denoise(x, modality, self._matrix)
+        x = torch.randn(self.n, 1, self.codec.width, generator=self.generator) * (1.0 if modality else self.sampler.temperature)
+        return self._denoise(x, modality, self.sampler)
 
-    def _denoise(self, x: Tensor, modality: int, matrix: Tensor) -> Tensor:
-        """The next token, of that modality, from x (n, 1, width) at the first level of the matrix."""
+    def _denoise(self, x: Tensor, modality: int, sampler: Sampler) -> Tensor:
+        """The next token, of that modality, from x (n, 1, width) at the sampler's first level."""
         denoise = self.model.denoiser(self._cond(1, modality), self._past.state)
-        token = sample(denoise, self.model.schedule, x, matrix, eta=self.options.eta, generator=self.generator)
+        token = sample(denoise, self.model.schedule, x, sampler, generator=self.generator)
         token[..., self.codec.components[self.codec.names[modality]] :] = 0  # the padding
         return token
 
@@ -185,9 +183,10 @@ class ImitationAgent:
         top = self.model.schedule.levels
         tokens, after = noisy, torch.where(which, 0, levels)
         for level in levels[which].unique().tolist():
-            x = noisy * self.options.temperature if level == top else noisy
-            steps = max(1, round(self.options.steps * level / top))
-            denoised = self._denoise(x, modality, full_sequence(1, self.model.schedule.ladder(min(steps, level), level)))
+            x = noisy * self.sampler.temperature if level == top else noisy
+            steps = max(1, round(self.sampler.steps * level / top))
+            down = self.sampler.along(full_sequence(1, self.model.schedule.ladder(min(steps, level), level)))
+            denoised = self._denoise(x, modality, down)
             tokens = torch.where(expand((which & (levels == level))[:, None], noisy), denoised, tokens)
         return tokens, after
 
@@ -286,34 +285,35 @@ class ImageTokenAgent(ImitationAgent):
         decoded = self.codec.decode(self._imagined)
         return self._decide(), {name: decoded[name][:, 0].numpy() for name in self.sensors}
 
-    def _denoise(self, x: Tensor, modality: int, matrix: Tensor) -> Tensor:
+    def _denoise(self, x: Tensor, modality: int, sampler: Sampler) -> Tensor:
         denoise = self.model.denoiser(None, self._past.state)
-        return sample(denoise, self.model.schedule, x, matrix, eta=self.options.eta, generator=self.generator)
+        return sample(denoise, self.model.schedule, x, sampler, generator=self.generator)
 
     def _decide(self, executed: NDArray[Any] | None = None) -> NDArray[np.float32]:
         x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)
-        x[:, :, -self.codec.chunk :] *= self.options.temperature
-        self._imagined = self._denoise(x, 0, self._matrix)
+        x[:, :, -self.codec.chunk :] *= self.sampler.temperature
+        self._imagined = self._denoise(x, 0, self.sampler)
         decided = self.codec.decode(self._imagined)[ACTIONS][:, 0]
         self._executed = decided if executed is None else torch.as_tensor(np.asarray(executed, dtype=np.float32))
         return decided.numpy()
 
 
-def agent_for(model: DiffusionForcing, options: ActOptions | None = None, seed: int = 0) -> ImitationAgent:
+def agent_for(model: DiffusionForcing, sampler: Sampler = SAMPLER, options: AgentOptions | None = None, seed: int = 0) -> ImitationAgent:
     """The agent that fits a model's codec."""
     kind = ImageTokenAgent if isinstance(model.codec, ImageTokens) else ImitationAgent
-    return kind(model, options, seed)
+    return kind(model, sampler, options, seed)
 
 
-def _options_of(run: Path) -> ActOptions | None:
-    """The agent options of a run's config; None if the folder holds no run of imitation."""
+def _options_of(run: Path) -> tuple[Sampler, AgentOptions]:
+    """Sampler and agent options of a run's config; the defaults if the folder holds no run of imitation."""
     file = run / "config.json"
     config = read_json(file) if file.is_file() else None
     task = config.get("task") if isinstance(config, dict) else None
-    if not isinstance(task, dict) or task.get("kind") != "Imitation" or "acting" not in task:
-        return None
-    options: ActOptions = from_dict(ActOptions, task["acting"], f"{file.name}: task.acting")
-    return options
+    if not isinstance(task, dict) or task.get("kind") != "Imitation" or not {"sampler", "agent"} <= task.keys():
+        return SAMPLER, AgentOptions()
+    sampler: Sampler = from_dict(Sampler, task["sampler"], f"{file.name}: task.sampler")
+    options: AgentOptions = from_dict(AgentOptions, task["agent"], f"{file.name}: task.agent")
+    return sampler, options
 
 
 def _is_image(array: NDArray[Any]) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..engine.config import ConvRNNConfig, Experiment, ModelConfig, RNNConfig, TrainConfig
-from .agent import ActOptions
+from ..sampling import Sampler
+from .agent import AgentOptions
 from .pusht.task import Pushing
 from .recorded import Recorded
 from .swap.task import Swapping
@@ -22,7 +23,7 @@ def swap() -> Experiment:
     """An arm swaps two fruits by way of a third plate, observed by two cameras: a GRU with memory, an hour on two cores."""
     task = Imitation(
         Swapping(), chunk=15, components=64, keypoint_steps=1500, state=False, window=41, offsets=3, mirror=True,
-        acting=ActOptions(temperature=0.3),
+        sampler=Sampler(steps=10, temperature=0.3),
     )  # fmt: skip
     # Most sequences have a clean past, some a noisy one: with fewer clean ones the hand is less precise.
     train = replace(TRAIN, draw="noisy_context+teacher_forced+teacher_forced")
@@ -34,7 +35,7 @@ def swap_paper() -> Experiment:
 
     The authors cut chunks from any action on; demonstrations here have a frame every fifth action, so there are three offsets.
     """
-    task = Imitation(Swapping(px=32), chunk=15, state=False, tokens="image", window=40, offsets=3, acting=ActOptions(steps=25))
+    task = Imitation(Swapping(px=32), chunk=15, state=False, tokens="image", window=40, offsets=3, sampler=Sampler(steps=25))
     model = ModelConfig(ConvRNNConfig(latent=32, channels=64, scales=(1, 2, 4)), parameterization="x0")
     return Experiment(task, model, TrainConfig(steps=50_000, batch=16, lr=1e-4, weight_decay=1e-3, ema=0.999, given=0.5))
 
@@ -49,8 +50,10 @@ def pusht() -> Experiment:
 
     A single state is all there is to know, so the agent has no memory; with memory the score is lower (docs/results.md).
     """
-    acting = ActOptions(temperature=0.5, memory=1)
-    task = Imitation(Pushing(Path("pusht.npz")), chunk=8, offsets=8, window=1, mirror=True, acting=acting)
+    task = Imitation(
+        Pushing(Path("pusht.npz")), chunk=8, offsets=8, window=1, mirror=True,
+        sampler=Sampler(steps=10, temperature=0.5), agent=AgentOptions(memory=1),
+    )  # fmt: skip
     train = replace(TRAIN, batch=640, minutes=30.0)
     return Experiment(task, ModelConfig(RNNConfig(hidden=256, layers=2), variance_weighting=1.0), train)
 

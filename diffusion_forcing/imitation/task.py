@@ -17,7 +17,8 @@ from ..checks import check_options
 from ..engine.log import progress_bar
 from ..engine.task import Evaluation, Progress, Table, TaskData
 from ..model import DiffusionForcing
-from .agent import ActOptions, agent_for
+from ..sampling import Sampler
+from .agent import SAMPLER, AgentOptions, agent_for
 from .demonstrations import Demonstrations
 from .figures import CODEC_CAPTION, draw_codec, draw_imagined
 from .image_tokens import ImageTokens
@@ -56,8 +57,10 @@ class Imitation:
     """Ways to cut a demonstration into chunks, each beginning a frame later; at most as many as a chunk has frames."""
     mirror: bool = False
     """Also train on each demonstration as seen in a mirror, in worlds that are symmetric."""
-    acting: ActOptions = field(default_factory=ActOptions)
-    """How the agent acts."""
+    sampler: Sampler = SAMPLER
+    """How the agent samples actions, and what it imagines."""
+    agent: AgentOptions = field(default_factory=AgentOptions)
+    """What the agent remembers, and how it treats noisy observations."""
 
     def __post_init__(self) -> None:
         check_options(self, "chunk", "components", "window", "offsets")
@@ -108,7 +111,7 @@ class Imitation:
         return evaluation
 
     def _evaluate(self, model: DiffusionForcing, folder: Path, samples: int, seed: int, progress: Progress) -> Evaluation:
-        agent = agent_for(model, self.acting, seed)
+        agent = agent_for(model, self.sampler, self.agent, seed)
         held_out = functools.cache(lambda: self._held_out(progress))
         evaluation = self.world.evaluate(agent, folder, held_out=held_out, samples=samples, seed=seed, progress=progress)
         if not agent.cameras:
@@ -127,7 +130,7 @@ class Imitation:
         """Modalities (n, t, *shape) for as many timesteps as the longest demonstration has: the first observation is real."""
         held_out = self._held_out(progress)
         episodes = [timesteps_of(held_out, i, self.chunk, 0, self.state) for i in range(min(samples, len(held_out)))]
-        agent = agent_for(model, self.acting, seed)
+        agent = agent_for(model, self.sampler, self.agent, seed)
         agent.reset(len(episodes))
         length = max(len(episode[ACTIONS]) for episode in episodes)
         first = {name: np.stack([episode[name][0] for episode in episodes]) for name in agent.sensors}

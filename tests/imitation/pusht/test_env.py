@@ -1,4 +1,4 @@
-"""Push-T: the law of gym_pusht to the bit, starts that are what was asked for, and the benchmark's score."""
+"""Push-T: the dynamics of gym_pusht bit for bit, starts that are what was asked for, and the benchmark's score."""
 
 import math
 import os
@@ -14,7 +14,6 @@ pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
 from gym_pusht.envs.pusht import PushTEnv
 
 from diffusion_forcing.imitation.pusht.env import AREA, STEPS, THRESHOLD, PushT, _coverage, replay
-from diffusion_forcing.imitation.pusht.task import Pushing
 
 GOAL = [256.0, 256.0, math.pi / 4]
 
@@ -31,7 +30,7 @@ def around(pusht, rng):
     return pusht.states[:, 2:4] + rng.normal(0, 60, (pusht.number, 2))
 
 
-# The law.
+# Dynamics.
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -50,17 +49,17 @@ def test_steps_are_those_of_gym_pusht_to_the_bit(seed):
         assert coverage[0] == pytest.approx(info["coverage"], abs=1e-9)
         assert done[0] == terminated
         moved += np.abs(state[2:4] - before[2:4]).sum()
-    assert moved > 10, "a block that nobody touches would prove nothing"
+    assert moved > 10, "the block was pushed"
 
 
 def test_coverage_is_that_of_gym_pusht_near_and_far():
     env = PushTEnv()
     pusht = PushT(60)
     pusht.reset_to(np.concatenate([near(0, 20, 5), near(1, 20, 30), near(2, 20, 100)]))
-    seen = [_coverage(env) for env in pusht.envs]
-    np.testing.assert_allclose(seen, [env._get_coverage() for env in pusht.envs], atol=1e-9)
-    assert min(seen) == 0.0
-    assert max(seen) > 0.9
+    covered = [_coverage(env) for env in pusht.envs]
+    np.testing.assert_allclose(covered, [env._get_coverage() for env in pusht.envs], atol=1e-9)
+    assert min(covered) == 0.0
+    assert max(covered) > 0.9
     pusht.reset_to([30, 30, *GOAL])
     assert pusht.coverage == pytest.approx(1.0)
     env.reset(seed=0)
@@ -142,10 +141,10 @@ def test_a_block_that_stands_on_the_goal_ends_its_episode_and_holds_still():
 def test_the_score_is_the_best_coverage_of_the_episode_over_the_threshold():
     pusht, rng = PushT(4), np.random.default_rng(0)
     pusht.reset_to(near(5, 4, 40))
-    seen = [pusht.step(around(pusht, rng))[1] for _ in range(25)]
-    np.testing.assert_array_equal(pusht.max_coverage, np.max(seen, axis=0))
-    np.testing.assert_allclose(pusht.score, np.clip(np.max(seen, axis=0) / THRESHOLD, 0, 1))
-    assert (pusht.max_coverage > np.array(seen)[-1]).any()
+    covered = [pusht.step(around(pusht, rng))[1] for _ in range(25)]
+    np.testing.assert_array_equal(pusht.max_coverage, np.max(covered, axis=0))
+    np.testing.assert_allclose(pusht.score, np.clip(np.max(covered, axis=0) / THRESHOLD, 0, 1))
+    assert (pusht.max_coverage > np.array(covered)[-1]).any()
 
 
 def test_episodes_end_after_300_steps():
@@ -159,13 +158,13 @@ def test_episodes_end_after_300_steps():
         pusht.step([[30, 30]])
 
 
-def test_a_picture_shows_the_disc():
+def test_an_image_shows_the_disc():
     pusht = PushT(2)
     with pytest.raises(ValueError, match="nothing to render yet"):
         pusht.render(0)
     pusht.reset_to([[256, 100, 150, 300, 0.3], [100, 256, 150, 300, 0.3]])
-    picture = pusht.render(0)
-    assert (picture.shape, picture.dtype) == ((96, 96, 3), np.uint8)
+    image = pusht.render(0)
+    assert (image.shape, image.dtype) == ((96, 96, 3), np.uint8)
     large = pusht.render(1, px=512).astype(int)
     blue = large[..., 2] - large[..., 0]
     assert blue[256, 100] > 100 > blue[100, 256]
@@ -173,13 +172,13 @@ def test_a_picture_shows_the_disc():
         pusht.render(2)
 
 
-def test_what_does_not_fit_is_refused():
+def test_bad_calls_are_refused():
     pusht = PushT(2)
     for call, words in (
-        (lambda: PushT(0), "number counts from 1"),
+        (lambda: PushT(0), "number"),
         (lambda: pusht.step(np.zeros((2, 2))), "all episodes are over"),
-        (lambda: pusht.reset([1]), "each of the 2 environments has a seed; got 1 seeds"),
-        (lambda: pusht.reset([1, -1]), "whole numbers from 0 .* got -1"),
+        (lambda: pusht.reset([1]), "got 1 seeds"),
+        (lambda: pusht.reset([1, -1]), "seeds .* got -1"),
         (lambda: pusht.reset_to(np.zeros((3, 5))), r"\(5,\) or \(2, 5\).* got shape \(3, 5\)"),
         (lambda: pusht.reset_to([0, 0, 0, 0, np.nan]), "states are finite"),
         (lambda: (pusht.reset(), pusht.step(np.zeros(2))), r"actions are \(2, 2\).* got shape \(2,\)"),
@@ -210,30 +209,6 @@ def test_a_demonstration_replays_exactly():
     np.testing.assert_allclose(covered, coverage, atol=1e-3)
     with pytest.raises(ValueError, match="got 3 and 5"):
         replay(Demonstrations([np.zeros((2, 3))], [np.zeros((2, 5))], fps=10), 0)
-
-
-def test_pushing_in_a_mirror_is_pushing():
-    """What was done, seen in the mirror, does in the world what the mirror shows, and covers the outline as well."""
-    pusht, rng = PushT(1), np.random.default_rng(3)
-    states, actions = [pusht.reset_to([200.0, 150.0, 240.0, 280.0, 0.9])[0]], []
-    for _ in range(12):
-        actions.append(around(pusht, rng).clip(0, 512)[0])
-        states.append(pusht.step(actions[-1][None])[0][0])
-    assert np.abs(states[-1][2:4] - states[0][2:4]).sum() > 5
-    world = Pushing()
-    seen = Demonstrations([np.array(actions)], [world.features(np.array(states[:-1]))], fps=10)
-    shown = world.mirrored(seen)
-    np.testing.assert_allclose(world.mirrored(shown).states[0], seen.states[0], atol=1e-3)
-    np.testing.assert_allclose(world.mirrored(shown).actions[0], seen.actions[0], atol=1e-3)
-
-    def replayed(one):
-        raw = [np.concatenate([one.states[0][:, :4], np.arctan2(one.states[0][:, 5:6], one.states[0][:, 4:5])], axis=1)]
-        return replay(Demonstrations(one.actions, raw, fps=10), 0)
-
-    (there, covered), (here, wanted) = replayed(shown), replayed(seen)
-    turned = world.mirrored(Demonstrations(seen.actions, [world.features(here)[:-1]], fps=10))
-    np.testing.assert_allclose(world.features(there)[:-1], turned.states[0], atol=0.05)
-    np.testing.assert_allclose(covered, wanted, atol=1e-3)
 
 
 @pytest.mark.skipif("DFORCE_PUSHT" not in os.environ, reason="DFORCE_PUSHT does not point to the Push-T set")
