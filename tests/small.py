@@ -67,7 +67,7 @@ def small(recipe: str = "composition", **changes) -> Experiment:
             if hasattr(part, name):
                 experiment = replace(experiment, **{f"{section}__{name}": value})
     if hasattr(experiment.task, "source"):  # the public sets are not at hand: a few hours of waves stand for each
-        experiment = replace(experiment, task__source=str(waves_file()), task__horizon=6, task__windows=2)
+        experiment = replace(experiment, task__source=str(waves_file()), task__horizon=6, task__test_windows=2)
     if isinstance(experiment.task, Video):  # a small maze stands for every world, a small network for each of its kind
         task = Video(Labyrinth(px=16, size=2), clips=16, frames=16, tokens=3, stack=2, patch=4, components=8, length=4, real=4)
         experiment = replace(experiment, task=task)

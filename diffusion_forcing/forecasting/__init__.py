@@ -3,9 +3,11 @@
 try:
     import pandas  # noqa: F401
 except ImportError as error:
-    raise ImportError("time series need pandas: pip install 'diffusion_forcing[forecasting]'") from error
+    raise ImportError("forecasting needs pandas: pip install 'diffusion_forcing[forecasting]'") from error
 
-from .forecaster import Forecaster
-from .model import Sampling, SeriesModel
+from .forecaster import Forecast, Forecaster
+from .model import SeriesModel
+from .panel import Panel
+from .reading import from_frame, read
 
-__all__ = ["Forecaster", "Sampling", "SeriesModel"]
+__all__ = ["Forecast", "Forecaster", "Panel", "SeriesModel", "from_frame", "read"]

@@ -1,7 +1,7 @@
 """Forecasts of a table: `Forecaster(horizon).fit(frame).predict()`.
 
-forecaster = Forecaster(horizon=24).fit(frame)     # a DataFrame: a column a series, or long with id, time and value
-forecast = forecaster.predict()                    # 100 futures of each series, drawn together
+forecaster = Forecaster(horizon=24).fit(frame)     # a DataFrame: one column a series, or long with id, time and value
+forecast = forecaster.predict()                    # 100 futures of all series, sampled jointly
 forecast.frame()                                   # mean and quantiles, one row a series and step
 forecaster.save("model"); Forecaster.load("model")
 """
@@ -13,24 +13,24 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pandas.tseries.frequencies import to_offset
 from torch import Generator
 
 from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, to_dict
 from ..engine.train import Result, train
 from ..files import write_atomically
 from ..model import DiffusionForcing
-from .calendar import clock_of
-from .model import Reward, Sampling, SeriesModel
-from .panel import Panel, check_horizon, from_frame
-from .task import DRAWS, Forecasting, Setting, forget
-from .windows import Array
+from ._sampler import Sampler
+from .model import AUTOREGRESSIVE, WHOLE, Reward, SeriesModel
+from .panel import Array, Panel, check_horizon, check_known, offset_of
+from .reading import Columns, panel_of
+from .task import LEVEL_DRAWS, Forecasting, Split
+from .windows import History
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 PANEL, OPTIONS = "data.panel.npz", "options.json"
@@ -38,7 +38,7 @@ PANEL, OPTIONS = "data.panel.npz", "options.json"
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Futures of a panel's series: samples (n, h, d), drawn jointly; names (d,); index (h,), their stamps."""
+    """Futures of a panel's series: samples (n, h, d), drawn jointly; names (d,); index (h,), their timestamps."""
 
     samples: Array
     names: tuple[str, ...]
@@ -84,65 +84,99 @@ class Forecast:
         return pd.DataFrame(values, index=self.index, columns=list(self.names))
 
 
+@dataclass(eq=False)
 class Forecaster:
-    """fit(data), then predict(). data: a DataFrame (wide or long), or a `data.series.Panel`."""
+    """Probabilistic forecasts of a table's series: `fit` trains on it, `predict` samples futures."""
 
-    def __init__(
-        self, horizon: int, *, minutes: float = 2.0, seed: int = 0, windows: int = 0, context: int | None = None,
-        season: tuple[int, ...] = (), kind: Literal["auto", "lags", "steps"] = "auto",
-        transform: Literal["auto", "none", "sqrt", "log"] = "auto", backbone: Literal["gru", "transformer"] = "gru", hidden: int = 64,
-        layers: int | None = None, together: bool = True, draw: str | None = None, sampling: Sampling | None = None,
-        threads: int | None = None,
-    ) -> None:  # fmt: skip
-        """horizon: steps to forecast. minutes: of training at most; it stops early once validation no longer improves.
+    horizon: int
+    """Steps to forecast."""
+    minutes: float = 2.0
+    """Of training at most; it stops once validation no longer improves."""
+    seed: int = 0
+    """Of the training."""
+    test_windows: int = 0
+    """Rolling windows at the end of the data that are kept out of training, for back-tests."""
+    context: int | None = None
+    """Steps of the past that the network reads; None: the horizon or two seasons, whichever is longer."""
+    season: tuple[int, ...] = ()
+    """Seasonal periods in steps, the shortest first; empty: by the calendar."""
+    residual: Literal["auto", "seasonal", "difference"] = "auto"
+    """Tokens are residuals from the same phase of earlier seasons, or differences; auto: whichever forecasts better."""
+    transform: Literal["auto", "none", "sqrt", "log"] = "auto"
+    """Variance-stabilising transform of the values; auto: the most likely."""
+    backbone: Literal["gru", "transformer"] = "gru"
+    """gru: causal, as in the paper. transformer: sees everything, and can fill gaps."""
+    hidden: int = 64
+    """Width of the network."""
+    layers: int | None = None
+    """Of the network; None: 1 GRU, or 3 attention blocks."""
+    cross_series: bool = True
+    """Condition each series on the recent mean residual of all series."""
+    level_draw: str | None = None
+    """How training draws noise levels, as --train.draw; None: as suits the backbone."""
+    sampler: Sampler | None = None
+    """How futures are sampled; None: as suits the backbone."""
+    samples: int = 100
+    """Futures to sample."""
+    threads: int | None = None
+    """Threads of torch; None: its own choice."""
 
-        windows: rolling windows at the end of the data that are kept out of training, for `backtest`. season, kind, transform, context:
-        see `tasks.Forecasting`. backbone: gru (causal, as in the paper), or a transformer that sees everything, which can also fill gaps.
-        draw: how training draws levels, None as suits the backbone; "shared" and "teacher_forced" are the paper's baselines. together:
-        whether each series is told how the others did lately.
-        """
-        if horizon < 1:
-            raise ValueError(f"a horizon counts steps from 1; got {horizon}")
-        if backbone not in ("gru", "transformer"):
-            raise ValueError(f"backbone is gru or transformer; got {backbone!r}")
-        self.task = Forecasting(
-            source="", horizon=horizon, windows=windows, context=context, season=season, expect=kind, transform=transform,
-            together=together, sampling=sampling or Sampling(schedule="autoregressive" if backbone == "gru" else "full_sequence"),
+    series: SeriesModel | None = field(default=None, init=False, repr=False)
+    """The fitted model."""
+    panel: Panel | None = field(default=None, init=False, repr=False)
+    """The data it was fitted to."""
+    split: Split | None = field(default=None, init=False, repr=False)
+    """How these were split into training, validation and test."""
+    result: Result | None = field(default=None, init=False, repr=False)
+    """How the training ended."""
+    names: tuple[str, ...] = field(default=(), init=False)
+    known_names: tuple[str, ...] = field(default=(), init=False)
+    freq: str | None = field(default=None, init=False)
+    columns: Columns = field(default=Columns(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1:
+            raise ValueError(f"a horizon counts steps from 1; got {self.horizon}")
+        if self.samples < 1:
+            raise ValueError(f"samples counts futures from 1; got {self.samples}")
+        if self.backbone not in ("gru", "transformer"):
+            raise ValueError(f"backbone is gru or transformer; got {self.backbone!r}")
+        self.sampler = self.sampler or (AUTOREGRESSIVE if self.backbone == "gru" else WHOLE)
+        self.task("")  # checks its options
+
+    def task(self, source: str | Path) -> Forecasting:
+        """The task of forecasting a file."""
+        return Forecasting(
+            source=str(source), horizon=self.horizon, test_windows=self.test_windows, context=self.context, season=self.season,
+            residual=self.residual, transform=self.transform, cross_series=self.cross_series, sampler=self.sampler or AUTOREGRESSIVE,
+            samples=self.samples,
         )  # fmt: skip
-        self.network = (
-            RNNConfig(hidden=hidden, layers=layers or 1, blocks=1)
-            if backbone == "gru"
-            else TransformerConfig(hidden=hidden, layers=layers or 3, heads=4, causal=False)
-        )
-        self.asked = self.task.season  # those of the task are, after a fit, the ones that were found
-        self.minutes, self.seed, self.threads, self.draw = minutes, seed, threads, draw or DRAWS[backbone]
-        self.series: SeriesModel | None = None
-        self.panel: Panel | None = None
-        self.result: Result | None = None
-        self.names: tuple[str, ...] = ()
-        self.known_names: tuple[str, ...] = ()
-        self.freq: str | None = None
-        self.setting: Setting | None = None
 
-    def experiment(self, source: Path) -> Experiment:
-        """The training of a panel that was saved."""
-        task = dataclasses.replace(self.task, source=str(source), season=self.asked)
+    def experiment(self, source: str | Path) -> Experiment:
+        """The training on a file."""
+        network = (
+            RNNConfig(hidden=self.hidden, layers=self.layers or 1, blocks=1)
+            if self.backbone == "gru"
+            else TransformerConfig(hidden=self.hidden, layers=self.layers or 3, heads=4, causal=False)
+        )
         return Experiment(
-            task, ModelConfig(self.network),
+            self.task(source), ModelConfig(network),
             TrainConfig(
-                steps=None, minutes=self.minutes, batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995, draw=self.draw, given=0.8,
-                seed=self.seed, validate_every=50, patience=12, threads=self.threads,
+                steps=None, minutes=self.minutes, batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995,
+                draw=self.level_draw or LEVEL_DRAWS[self.backbone], given=0.8, seed=self.seed, validate_every=50, patience=12,
+                threads=self.threads,
             ),
             name="forecast",
         )  # fmt: skip
 
     def fit(self, data: pd.DataFrame | Panel, *, folder: str | Path | None = None, quiet: bool = True, **columns: Any) -> Forecaster:
-        """Train on data. folder: keep the training there, to go on after an interruption; None: nothing is kept on disk.
+        """Train on data. folder: keep the training there, to resume it after an interruption; None: nothing is kept on disk.
 
-        columns: time, id, value, freq, known, as in `data.series.from_frame`.
+        columns: of a DataFrame: time, id, value, freq, known, value_type, as in `reading.Columns`; `predict` reads other data likewise.
         """
-        panel = data if isinstance(data, Panel) else from_frame(data, **columns)
-        check_horizon(panel, self.task.horizon or 1)
+        self.columns = Columns(**columns)
+        panel = data if isinstance(data, Panel) else panel_of(data, self.columns)
+        check_horizon(panel, self.horizon)
         if folder is None:
             with tempfile.TemporaryDirectory() as temporary:
                 return self._fit(panel, Path(temporary), quiet)
@@ -150,80 +184,74 @@ class Forecaster:
 
     def _fit(self, panel: Panel, folder: Path, quiet: bool) -> Forecaster:
         folder.mkdir(parents=True, exist_ok=True)
-        other = (folder / PANEL).exists() and not same_panel(load_panel(folder / PANEL), panel)
-        save_panel(panel, folder / PANEL)
-        forget()
+        changed = (folder / PANEL).exists() and not Panel.load(folder / PANEL).equals(panel)
+        panel.save(folder / PANEL)
         experiment = self.experiment(folder / PANEL)
-        wanted = to_dict(dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, minutes=1.0, threads=None)))
-        if other or ((folder / OPTIONS).exists() and json.loads((folder / OPTIONS).read_text()) != wanted):
-            for name in ("checkpoint.safetensors", "log.jsonl"):  # of another table or with other options: not to be gone on with
+        # What a training is resumed with may differ in its budget only.
+        options = to_dict(dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, minutes=1.0, threads=None)))
+        if changed or ((folder / OPTIONS).exists() and json.loads((folder / OPTIONS).read_text()) != options):
+            for name in ("checkpoint.safetensors", "log.jsonl"):
                 (folder / name).unlink(missing_ok=True)
             for name in ("best", "model", "tensorboard"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-        write_atomically(folder / OPTIONS, lambda file: Path(file).write_text(json.dumps(wanted, indent=2) + "\n"))
+        write_atomically(folder / OPTIONS, lambda file: Path(file).write_text(json.dumps(options, indent=2) + "\n"))
         self.result = train(experiment, folder, quiet=quiet)
-        task: Any = experiment.task
         if self.result.status == "interrupted":
             raise KeyboardInterrupt
-        self.series = task.forecaster(DiffusionForcing.from_pretrained(folder / "model"))
+        task: Any = experiment.task
+        self.split = task.split()
+        self.series = task.series_model(DiffusionForcing.from_pretrained(folder / "model"))
         self.panel, self.names, self.known_names, self.freq = panel, panel.names, panel.known_names, panel.freq
-        self.setting = task.setting()
-        self.task = dataclasses.replace(task, season=self.setting.seasons)
         return self
 
     def predict(
-        self, horizon: int | None = None, *, data: pd.DataFrame | Panel | None = None, samples: int | None = None, doubt: Any = None,
-        reward: Reward | None = None, scale: float | None = None, sampling: Sampling | None = None, seed: int = 0,
-        progress: Callable[[int, int], None] | None = None, **columns: Any,
+        self, horizon: int | None = None, *, data: pd.DataFrame | Panel | None = None, samples: int | None = None,
+        noise_level: Any = None, reward: Reward | None = None, scale: float = 10.0, seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Forecast:  # fmt: skip
         """Futures after the data it was fitted to, or after other data of the same series.
 
-        doubt: how little each value is to be believed, (t, d) or a wide frame like the data: 0 fully, 1 not at all (as if missing).
-        reward: a differentiable score of futures (n, h, d), in the data's units, towards which they are guided. scale: how strongly; try
-        ten times more or less until the futures do what the reward asks for and still look like futures.
+        noise_level: how uncertain each value is, (t, d) or a wide frame like the data: 0 exact, 1 ignored as if it were missing.
+        reward: a differentiable score (n,) of futures (n, h, d) in the data's units, towards which they are guided. scale: how strongly, in
+        units of the reward: try ten times more or less until futures do what the reward asks for and still look like futures.
         """
-        series, panel = self._ready(data, columns)
-        sampling = sampling or self.task.sampling
-        if reward is not None and sampling.schedule == "autoregressive":
-            sampling = dataclasses.replace(sampling, schedule="pyramid")  # step after step, the past is settled before the reward is seen
-        if samples is not None:
-            sampling = dataclasses.replace(sampling, samples=samples)
-        if scale is not None:
-            sampling = dataclasses.replace(sampling, scale=scale)
-        level = None if doubt is None else self._levels(doubt, panel)
+        series, panel = self._series_and_panel(data)
+        sampler = self.sampler or AUTOREGRESSIVE
+        if reward is not None and sampler.matrix == "autoregressive":
+            sampler = dataclasses.replace(sampler, matrix="pyramid")  # token after token, early steps would be fixed before the reward acts
         horizon = series.horizon if horizon is None else horizon
         check_known(panel, horizon)
-        drawn = series.draw(
-            panel.values, clock_of(panel), panel.known[: len(panel.values) + horizon], horizon=horizon, sampling=sampling, level=level,
-            reward=reward, generator=Generator().manual_seed(seed), progress=progress,
+        level = None if noise_level is None else self._levels(noise_level, panel, series.model.schedule.levels)
+        futures = series.draw(
+            dataclasses.replace(History.of(panel), level=level), horizon=horizon, samples=self.samples if samples is None else samples,
+            sampler=sampler, reward=reward, scale=scale, generator=Generator().manual_seed(seed), progress=progress,
         )  # fmt: skip
-        return Forecast(drawn, panel.names, panel.future(horizon))
+        return Forecast(futures, panel.names, panel.future(horizon))
 
-    def fill(self, data: pd.DataFrame | Panel | None = None, *, samples: int = 100, seed: int = 0, **columns: Any) -> Forecast:
-        """The data with each gap filled, drawn given both of its sides: samples (n, t, d). Needs backbone="transformer"."""
-        series, panel = self._ready(data, columns)
-        sampling = Sampling(samples=samples, schedule="full_sequence", steps=self.task.sampling.steps)
-        drawn = series.fill(panel.values, clock_of(panel), panel.known, sampling=sampling, generator=Generator().manual_seed(seed))
-        return Forecast(drawn, panel.names, panel.index)
+    def fill(self, data: pd.DataFrame | Panel | None = None, *, samples: int = 100, seed: int = 0) -> Forecast:
+        """The data with each gap filled, sampled given both of its sides: samples (n, t, d). Needs backbone="transformer"."""
+        series, panel = self._series_and_panel(data)
+        steps = (self.sampler or WHOLE).steps
+        values = series.fill(History.of(panel), samples=samples, steps=steps, generator=Generator().manual_seed(seed))
+        return Forecast(values, panel.names, panel.index)
 
-    def surprise(self, data: pd.DataFrame | Panel | None = None, *, seed: int = 0, **columns: Any) -> pd.DataFrame:
-        """How unlikely each value is given those before it, in nats, a wide frame: high where something unusual happened."""
-        series, panel = self._ready(data, columns)
-        scores = series.surprise(panel.values, clock_of(panel), panel.known, seed=seed)
-        return pd.DataFrame(scores, index=panel.index, columns=list(panel.names))
+    def anomaly_score(self, data: pd.DataFrame | Panel | None = None, *, seed: int = 0) -> pd.DataFrame:
+        """How unlikely each value is given those before it, in nats, as a wide frame: high where something unusual happened."""
+        series, panel = self._series_and_panel(data)
+        return pd.DataFrame(series.anomaly_score(History.of(panel), seed=seed), index=panel.index, columns=list(panel.names))
 
     def save(self, folder: str | Path) -> None:
-        """Network, statistics and options; no data. Nothing is pickled."""
+        """Network, statistics and options as safetensors and JSON; no data."""
         if self.series is None:
             raise ValueError("there is nothing to save yet; call fit first")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.series.save(folder)
-        about = {
-            "names": list(self.names), "freq": self.freq, "known": list(self.known_names),
-            "sampling": dataclasses.asdict(self.task.sampling), "season": list(self.task.season),
+        config = {
+            "names": list(self.names), "freq": self.freq, "known": list(self.known_names), "columns": dataclasses.asdict(self.columns),
+            "sampler": dataclasses.asdict(self.sampler or AUTOREGRESSIVE), "samples": self.samples,
         }  # fmt: skip
-        write_atomically(folder / "forecaster.json", lambda file: Path(file).write_text(json.dumps(about, indent=2) + "\n"))
+        write_atomically(folder / "forecaster.json", lambda file: Path(file).write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
     def load(cls, folder: str | Path) -> Forecaster:
@@ -233,21 +261,21 @@ class Forecaster:
             raise FileNotFoundError(
                 f"{folder} holds no forecaster (no forecaster.json); `dforce forecast FILE` or Forecaster.save makes one"
             )
-        about = json.loads((folder / "forecaster.json").read_text())
+        config = json.loads((folder / "forecaster.json").read_text())
         series = SeriesModel.load(folder)
-        made = cls(series.horizon, sampling=Sampling(**about["sampling"]), season=tuple(about["season"]))
-        made.series, made.freq = series, about["freq"]
-        made.names, made.known_names = tuple(about["names"]), tuple(about["known"])
-        return made
+        loaded = cls(series.horizon, sampler=Sampler(**config["sampler"]), samples=config["samples"])
+        loaded.series, loaded.freq, loaded.columns = series, config["freq"], Columns(**config["columns"])
+        loaded.names, loaded.known_names = tuple(config["names"]), tuple(config["known"])
+        return loaded
 
-    def ordered(self, panel: Panel) -> Panel:
-        """A panel with the series and covariates that were learned from, in their order."""
-        for what, wanted, there in (("series", self.names, panel.names), ("covariates", self.known_names, panel.known_names)):
-            missing = [name for name in wanted if name not in there]
+    def aligned(self, panel: Panel) -> Panel:
+        """A panel with the series and covariates the forecaster was fitted to, in their order."""
+        for what, needed, present in (("series", self.names, panel.names), ("covariates", self.known_names, panel.known_names)):
+            missing = [name for name in needed if name not in present]
             if missing:
-                raise ValueError(f"the forecaster knows the {what} {', '.join(wanted[:5])}{'...' if len(wanted) > 5 else ''}; "
+                raise ValueError(f"the forecaster knows the {what} {', '.join(needed[:5])}{'...' if len(needed) > 5 else ''}; "
                                  f"the data lack {missing[0]!r}")  # fmt: skip
-        if (panel.freq is None) != (self.freq is None) or (panel.freq and self.freq and to_offset(panel.freq) != to_offset(self.freq)):
+        if (panel.freq is None) != (self.freq is None) or (panel.freq and self.freq and offset_of(panel.freq) != offset_of(self.freq)):
             raise ValueError(
                 f"the forecaster learned from data of freq {self.freq!r}; these are of {panel.freq!r}: resample them, or train anew"
             )
@@ -255,84 +283,22 @@ class Forecaster:
         known = panel.known[:, [panel.known_names.index(name) for name in self.known_names]]
         return dataclasses.replace(panel, values=values, names=self.names, known=known, known_names=self.known_names)
 
-    def _ready(self, data: pd.DataFrame | Panel | None, columns: dict[str, Any]) -> tuple[SeriesModel, Panel]:
+    def _series_and_panel(self, data: pd.DataFrame | Panel | None) -> tuple[SeriesModel, Panel]:
         if self.series is None:
-            raise ValueError("the forecaster has learned nothing yet; call fit first, or load a saved one")
+            raise ValueError("the forecaster is not trained yet; call fit first, or load a saved one")
         if data is None:
             if self.panel is None:
                 raise ValueError("a loaded forecaster holds no data; pass them: predict(data=frame)")
             return self.series, self.panel
-        panel = data if isinstance(data, Panel) else from_frame(data, **columns)
-        return self.series, self.ordered(panel)
+        return self.series, self.aligned(data if isinstance(data, Panel) else panel_of(data, self.columns))
 
-    def _levels(self, doubt: Any, panel: Panel) -> Array:
-        """Doubts 0..1 as levels (t, d)."""
-        if isinstance(doubt, pd.DataFrame):
-            doubt = doubt.reindex(index=panel.index, columns=list(panel.names)).to_numpy()
-        given = np.asarray(doubt, dtype=float)
-        if given.shape != panel.values.shape:
-            raise ValueError(f"doubt has a number for each of the {panel.values.shape} values; got {given.shape}")
-        if np.isnan(given).any() or (given < 0).any() or (given > 1).any():
-            raise ValueError("doubt lies in 0 (believe) .. 1 (ignore), for every value")
-        assert self.series is not None
-        return np.round(given * self.series.model.schedule.levels)
-
-
-def check_known(panel: Panel, horizon: int) -> None:
-    """Raise unless what is known in advance is known for the next `horizon` steps."""
-    if panel.known_names and len(panel.known) < len(panel.values) + horizon:
-        check_horizon(panel, horizon)
-
-
-def save_panel(panel: Panel, file: Path) -> None:
-    """A panel as arrays, so that a training can be repeated without the file it came from."""
-    stamps = panel.index.asi8 if panel.freq is not None else np.asarray(panel.index)
-    arrays = {
-        "values": panel.values, "known": panel.known, "stamps": stamps, "names": np.array(panel.names, dtype=np.str_),
-        "known_names": np.array(panel.known_names, dtype=np.str_), "freq": np.array(panel.freq or ""),
-        "unit": np.array(panel.index.unit if panel.freq is not None else ""), "kind": np.array(panel.kind),
-        "zone": np.array(_zone(panel)),
-    }  # fmt: skip
-
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as handle:
-            np.savez_compressed(handle, **arrays)  # type: ignore[arg-type]
-
-    write_atomically(file, write)
-
-
-def _zone(panel: Panel) -> str:
-    """The name of a panel's time zone by which pandas knows it again: fixed offsets as UTC+01:00. Empty where it has none."""
-    tz: Any = None if panel.freq is None else panel.index.tz
-    if tz is None:
-        return ""
-    fixed = tz.utcoffset(None)
-    if fixed is None or not fixed:
-        return str(tz)
-    minutes = round(fixed.total_seconds() / 60)
-    return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
-
-
-def same_panel(one: Panel, other: Panel) -> bool:
-    """Whether two panels hold the same."""
-    return (
-        (one.names, one.known_names, one.freq, one.kind) == (other.names, other.known_names, other.freq, other.kind)
-        and _zone(one) == _zone(other) and np.array_equal(one.index.values, other.index.values)
-        and np.array_equal(one.values, other.values, equal_nan=True) and np.array_equal(one.known, other.known)
-    )  # fmt: skip
-
-
-def load_panel(file: Path) -> Panel:
-    """The inverse of save_panel."""
-    with np.load(file, allow_pickle=False) as arrays:
-        freq = str(arrays["freq"]) or None
-        stamps = arrays["stamps"]
-        if freq is None:
-            step = int(stamps[1] - stamps[0]) if len(stamps) > 1 else 1
-            index: Any = pd.RangeIndex(int(stamps[0]), int(stamps[-1]) + step, step)
-        else:
-            index = pd.DatetimeIndex(stamps.astype(f"datetime64[{arrays['unit']}]"))
-            index = index.tz_localize("UTC").tz_convert(str(arrays["zone"])) if str(arrays["zone"]) else index
-        names, known_names = (tuple(arrays[name].tolist()) for name in ("names", "known_names"))
-        kind = str(arrays["kind"]) if "kind" in arrays else "auto"
-        return Panel(arrays["values"], names, index, freq, arrays["known"], known_names, kind=kind)
+    def _levels(self, noise_level: Any, panel: Panel, top: int) -> Array:
+        """Shares 0..1 as levels 0..K (t, d)."""
+        if isinstance(noise_level, pd.DataFrame):
+            noise_level = noise_level.reindex(index=panel.index, columns=list(panel.names)).to_numpy()
+        share = np.asarray(noise_level, dtype=float)
+        if share.shape != panel.values.shape:
+            raise ValueError(f"noise_level has a number for each of the {panel.values.shape} values; got {share.shape}")
+        if np.isnan(share).any() or (share < 0).any() or (share > 1).any():
+            raise ValueError("noise_level goes from 0 (exact) to 1 (ignored), for every value")
+        return np.round(share * top)

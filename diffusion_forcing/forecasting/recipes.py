@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
-from .model import Sampling
-from .task import DRAWS, Forecasting
+from ._sampler import Sampler
+from .model import WHOLE
+from .task import LEVEL_DRAWS, Forecasting
 
 HORIZONS = {"exchange": 30, "solar": 24, "electricity": 24, "traffic": 24, "taxi": 24, "wikipedia": 30}
 MINUTES = {"exchange": 3.0, "solar": 15.0, "electricity": 15.0, "traffic": 20.0, "taxi": 20.0, "wikipedia": 20.0}
@@ -17,7 +18,7 @@ MINUTES = {"exchange": 3.0, "solar": 15.0, "electricity": 15.0, "traffic": 20.0,
 
 def _train(name: str, backbone: str) -> TrainConfig:
     return TrainConfig(
-        steps=None, minutes=MINUTES[name], batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995, draw=DRAWS[backbone], given=0.8,
+        steps=None, minutes=MINUTES[name], batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995, draw=LEVEL_DRAWS[backbone], given=0.8,
         validate_every=100, patience=12,
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def _gru(name: str) -> Callable[[], Experiment]:
 
 def _transformer(name: str) -> Callable[[], Experiment]:
     def recipe() -> Experiment:
-        task = Forecasting(name, sampling=Sampling(schedule="full_sequence"))
+        task = Forecasting(name, sampler=WHOLE)
         return Experiment(task, ModelConfig(TransformerConfig(hidden=64, layers=3, heads=4, causal=False)), _train(name, "transformer"))
 
     recipe.__doc__ = f"The {name} series with a transformer that sees everything, sampled whole; it can also fill gaps."
@@ -41,7 +42,7 @@ def _transformer(name: str) -> Callable[[], Experiment]:
 
 def _paper(name: str) -> Callable[[], Experiment]:
     def recipe() -> Experiment:
-        task = Forecasting(name, context=HORIZONS[name], joint=True, together=False)
+        task = Forecasting(name, context=HORIZONS[name], joint=True, cross_series=False)
         train = TrainConfig(
             steps=None, minutes=MINUTES[name], batch=32, lr=1e-3, ema=0.99, draw="independent", validate_every=100, patience=6,
             judge="score",
@@ -56,7 +57,7 @@ def _timegrad(name: str) -> Callable[[], Experiment]:
     def recipe() -> Experiment:
         paper = _paper(name)()
         task: Any = paper.task
-        task = dataclasses.replace(task, sampling=Sampling(steps=100, eta=1.0))
+        task = dataclasses.replace(task, sampler=Sampler(steps=100, matrix="autoregressive", eta=1.0))
         model = ModelConfig(RNNConfig(hidden=128, layers=2, blocks=1), schedule="linear", levels=100, parameterization="eps", clip=8.0)
         return Experiment(task, model, dataclasses.replace(paper.train, draw="teacher_forced"))
 
