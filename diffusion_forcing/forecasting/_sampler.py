@@ -1,6 +1,7 @@
 """Stand-in until the root has it."""
 
 from dataclasses import dataclass
+
 from .. import matrix as _m
 from .. import sampling as _s
 from ..solver import turn as angle_step  # noqa
@@ -31,4 +32,4 @@ class Sampler:
 
 def sample(denoise, schedule, x, sampler, *, generator=None):
     path = "angle" if sampler.solver == "euler_angle" else "ddim"
-    return _s.sample(denoise, schedule, x, sampler.matrix_for(schedule, x.shape[1]), eta=sampler.eta, path=path, generator=generator)
+    return _s.sample(denoise, schedule, x, sampler.matrix_for(schedule, x.shape[1]), eta=sampler.eta, path=path, generator=generator)  # type: ignore

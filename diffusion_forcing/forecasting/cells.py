@@ -162,7 +162,7 @@ def date_share(cells: Any) -> float:
 
 
 def dates_of_numbers(values: Array, name: str) -> Any:
-    """Numbers that are dates (20200131, 202001, 2020013113, 202001311330, or 2020 in a column called year) as dates; None if they are not."""
+    """Numbers as dates where they are (20200131, 202001, 2020013113, 202001311330, or 2020 in a column called year); else None."""
     present = values[~np.isnan(values)]
     if name.lower() in CLOCKS or not len(present) or (present != np.floor(present)).any():
         return None

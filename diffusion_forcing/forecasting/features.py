@@ -16,8 +16,8 @@ from .scaling import MAX_RESIDUAL, SeriesScaler, mean_size
 
 @dataclass(frozen=True, eq=False)
 class SeriesFeatures:
-    """Conditions of each token: calendar, covariates known in advance, static features of its series, lagged values, and the mean residual of
-    all series."""
+    """Conditions of each token: calendar, covariates known in advance, static features of its series, lagged values, and the mean residual
+    of all series."""
 
     periods: tuple[float, ...]  # of the calendar features, in steps
     cross_series: bool  # condition on the mean residual of all series, up to the start of the forecast

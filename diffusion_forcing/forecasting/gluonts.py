@@ -1,4 +1,4 @@
-"""For users of GluonTS: an estimator and a predictor that go with its evaluators, splits and back-tests.
+"""GluonTS: an estimator and a predictor for its evaluators, splits and back-tests.
 
 estimator = DiffusionForcingEstimator(freq="h", prediction_length=24, target_dim=8, minutes=3)
 predictor = estimator.train(training_data)
@@ -7,6 +7,7 @@ forecasts, truths = make_evaluation_predictions(test_data, predictor, num_sample
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import warnings
 from collections.abc import Iterator
@@ -24,62 +25,62 @@ try:
 except ImportError as error:
     raise ImportError("this module needs GluonTS: pip install 'diffusion_forcing[forecasting]'") from error
 
-from .calendar import clock_of
+from ..files import write_atomically
+from ._sampler import Sampler
 from .forecaster import Forecaster
-from .model import Sampling, SeriesModel, limited
+from .model import SeriesModel
 from .panel import Panel, offset_of
+from .windows import History
 
 
 class DiffusionForcingEstimator(Estimator):
     """Trains on entries with a multivariate target (target_dim, t), as GluonTS' MultivariateGrouper makes them.
 
-    With target_dim=1 entries are univariate, targets (t,), and many: they are told apart by their item_id.
+    With target_dim=1 there are many univariate entries, targets (t,), distinguished by their item_id.
     """
 
     def __init__(
-        self, freq: str, prediction_length: int, target_dim: int = 1, *, minutes: float = 2.0, seed: int = 0,
-        context_length: int | None = None, num_samples: int = 100, quiet: bool = True, **options: Any,
+        self, freq: str, prediction_length: int, target_dim: int = 1, *, context_length: int | None = None, num_samples: int = 100,
+        quiet: bool = True, **options: Any,
     ) -> None:  # fmt: skip
-        """freq: as pandas writes it. options: season, backbone, threads and the others of `Forecaster`."""
+        """freq: as pandas writes it. options: minutes, seed, backbone, threads and the others of `Forecaster`."""
         super().__init__(lead_time=0)
         if target_dim < 1:
             raise ValueError(f"target_dim counts the series of an entry from 1; got {target_dim}")
         self.freq, self.prediction_length, self.target_dim = offset_of(freq).freqstr, prediction_length, target_dim
         self.num_samples, self.quiet = num_samples, quiet
-        self._options: dict[str, Any] = {"minutes": minutes, "seed": seed, "context": context_length, "together": target_dim > 1, **options}
+        self._options: dict[str, Any] = {"context": context_length, "cross_series": target_dim > 1, **options}
 
     def train(self, training_data: Dataset, validation_data: Dataset | None = None) -> DiffusionForcingPredictor:
         """Train on the entries. Validation windows are taken from the end of the training range, so validation_data are not needed."""
         panel = self._panel(training_data)
         forecaster = Forecaster(self.prediction_length, **self._options).fit(panel, quiet=self.quiet)
         assert forecaster.series is not None
+        assert forecaster.sampler is not None
         return DiffusionForcingPredictor(
-            forecaster.series, self.freq, self.target_dim, panel.names, forecaster.task.sampling, num_samples=self.num_samples
+            forecaster.series, self.freq, self.target_dim, panel.names, forecaster.sampler, num_samples=self.num_samples
         )
 
     def _panel(self, entries: Dataset) -> Panel:
+        """The entries as one panel. Of several windows of the same multivariate series the longest counts."""
         columns: dict[str, Any] = {}
-        told = False
+        warned = False
         for number, entry in enumerate(entries):
-            if not told and (told := "feat_dynamic_real" in entry):
+            if not warned and (warned := "feat_dynamic_real" in entry):
                 warnings.warn(f"feat_dynamic_real of entry {number} is not used; Forecaster takes such columns as `known`", stacklevel=3)
             target = np.asarray(entry["target"], dtype=float)
-            wanted = 1 if self.target_dim == 1 and target.ndim == 1 else 2
-            if target.ndim != wanted or (wanted == 2 and len(target) != self.target_dim):
+            ndim = 1 if self.target_dim == 1 and target.ndim == 1 else 2
+            if target.ndim != ndim or (ndim == 2 and len(target) != self.target_dim):
                 raise ValueError(
                     f"target_dim is {self.target_dim}, but the target of entry {number} has shape {target.shape}; group univariate series "
                     "with GluonTS' MultivariateGrouper, or set target_dim"
                 )
             index = _index(entry["start"], target.shape[-1], self.freq)
-            if wanted == 1:
+            if ndim == 1:
                 columns[_item(entry, number)] = pd.Series(target, index=index)
                 continue
-            known = columns.get("0")
             own = {str(i): pd.Series(row, index=index) for i, row in enumerate(target)}
-            if known is None:
-                columns = own
-                continue
-            short, columns = sorted((columns, own), key=lambda one: len(one["0"]))  # the longest of several windows of the same series
+            short, columns = sorted((columns or own, own), key=lambda one: len(one["0"]))
             if not all(series.equals(columns[name].reindex(series.index)) for name, series in short.items()):
                 raise ValueError(
                     f"with target_dim={self.target_dim} all entries are windows of the same series, but entry {number} is none of those "
@@ -96,27 +97,25 @@ class DiffusionForcingPredictor(Predictor):
     """What `DiffusionForcingEstimator.train` returns."""
 
     def __init__(
-        self, series: SeriesModel, freq: str, target_dim: int, names: tuple[str, ...], sampling: Sampling, *, num_samples: int = 100,
+        self, series: SeriesModel, freq: str, target_dim: int, names: tuple[str, ...], sampler: Sampler, *, num_samples: int = 100,
         seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(prediction_length=series.horizon, lead_time=0)
-        self.series, self.freq, self.target_dim, self.names, self.sampling = series, freq, target_dim, names, sampling
+        self.series, self.freq, self.target_dim, self.names, self.sampler = series, freq, target_dim, names, sampler
         self.num_samples, self.seed = num_samples, seed
 
     def predict(self, dataset: Dataset, num_samples: int | None = None, **_: Any) -> Iterator[SampleForecast]:
         """A SampleForecast for each entry, (num_samples, prediction_length[, target_dim])."""
         generator = Generator().manual_seed(self.seed)
-        sampling = Sampling(**{**self.sampling.__dict__, "samples": num_samples or self.num_samples})
         for number, entry in enumerate(dataset):
             target = np.asarray(entry["target"], dtype=float)
             single = target.ndim == 1
             index = _index(entry["start"], target.shape[-1], self.freq)
             values = target[:, None] if single else target.T
             panel = Panel(values, tuple(map(str, range(values.shape[1]))), index, self.freq, np.zeros((len(values), 0)))
-            drawn = limited(self.series, self._which(entry, number) if single else 0, single).draw(
-                values, clock_of(panel), sampling=sampling, generator=generator
-            )
-            samples = drawn[..., 0] if single else drawn
+            series = self.series.single(self._which(entry, number)) if single else self.series
+            futures = series.draw(History.of(panel), samples=num_samples or self.num_samples, sampler=self.sampler, generator=generator)
+            samples = futures[..., 0] if single else futures
             yield SampleForecast(
                 samples, start_date=entry["start"] + target.shape[-1], item_id=entry.get("item_id"), info=entry.get("info")
             )
@@ -134,19 +133,19 @@ class DiffusionForcingPredictor(Predictor):
         """Into an existing folder, as GluonTS asks. Weights go to safetensors, nothing is pickled."""
         super().serialize(path)
         self.series.save(path)
-        about = {
-            "freq": self.freq, "target_dim": self.target_dim, "names": list(self.names), "sampling": self.sampling.__dict__,
+        config = {
+            "freq": self.freq, "target_dim": self.target_dim, "names": list(self.names), "sampler": dataclasses.asdict(self.sampler),
             "num_samples": self.num_samples, "seed": self.seed,
         }  # fmt: skip
-        (path / "predictor.json").write_text(json.dumps(about, indent=2) + "\n")
+        write_atomically(path / "predictor.json", lambda file: Path(file).write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
     def deserialize(cls, path: Path, **_: Any) -> DiffusionForcingPredictor:
         """The inverse of serialize; `Predictor.deserialize(path)` finds it too."""
-        about = json.loads((path / "predictor.json").read_text())
+        config = json.loads((path / "predictor.json").read_text())
         return cls(
-            SeriesModel.load(path), about["freq"], about["target_dim"], tuple(about["names"]), Sampling(**about["sampling"]),
-            num_samples=about["num_samples"], seed=about["seed"],
+            SeriesModel.load(path), config["freq"], config["target_dim"], tuple(config["names"]), Sampler(**config["sampler"]),
+            num_samples=config["num_samples"], seed=config["seed"],
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Probabilistic forecasts of many series: a trained network with everything that turns values into tokens and tokens into values.
 
-Each series is a sequence of its own to one shared network. Futures of different series correlate through their noise (`NoiseModel`). What is
-known of a value is its noise level: 0 exact, K missing, in between uncertain.
+Each series is a sequence of its own to one shared network. Futures of different series correlate through their noise (`NoiseModel`). The
+noise level of a value says what is known of it: 0 exact, K missing, in between uncertain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..guidance import guide
 from ..likelihood import elbo
 from ..matrix import full_sequence, pin
 from ..model import Denoise, DiffusionForcing
-from ._sampler import Sampler, sample, angle_step
+from ._sampler import Sampler, angle_step, sample
 from .features import SeriesFeatures, build_cond, build_joint_cond
 from .noise import NoiseModel
 from .panel import Array
@@ -195,8 +195,8 @@ class SeriesModel:
     def _cond(self, history: History, first: int, last: int, origin: int, cross_series: Tensor | None = None) -> Tensor:
         """Conditions (d, last-first, c) of steps first..last-1, of which those beyond the history lie in the future.
 
-        origin: the step from which on the mean of all series is unknown. cross_series: that mean until then, where the history does not hold
-        all series.
+        origin: the step from which on the mean of all series is unknown. cross_series: that mean until then, where the history does not
+        hold all series.
         """
         standard = self.scaler.fill_missing(self.scaler.standardize(history.values))
         ahead = max(0, last - len(standard))
@@ -252,9 +252,9 @@ class SeriesModel:
 
     @torch.no_grad()
     def anomaly_score(self, history: History, *, steps: int = 16, draws: int = 4, seed: int = 0) -> Array:
-        """How unlikely each value is given those before it, (t, d) in nats: minus the bound on its token's log-likelihood; NaN where unknown.
+        """How unlikely each value is given those before it, (t, d) in nats: minus the lower bound on its token's log-likelihood.
 
-        Likelihoods are of tokens, so that values of different series compare.
+        NaN where a value is missing. Likelihoods are of tokens, so that values of different series compare.
         """
         self._check_single("an anomaly score")
         t = len(history.values)
@@ -344,7 +344,7 @@ class SeriesModel:
         covariates = len(self.features.known_mean)
         if known.shape[1] != covariates or (covariates and len(known) < len(values) + horizon):
             raise ValueError(
-                f"covariates known in advance must cover {len(values) + horizon} steps and be {covariates} as in training; got {known.shape}"
+                f"known must cover {len(values) + horizon} steps and have {covariates} covariates, as in training; got {known.shape}"
             )
 
     def save(self, folder: Path) -> None:

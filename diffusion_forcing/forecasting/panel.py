@@ -22,9 +22,9 @@ class Panel:
     """Series side by side on one regular clock.
 
     values: (t, d), NaN where missing. names: of the d series. index: (t,) timestamps, or a RangeIndex where there are no dates.
-    freq: pandas' offset alias ("h", "B", "30min", "MS" ...), None without dates. known: (t + ahead, c) covariates known in advance; the rows
-    beyond t are the future. notes: sentences about what reading the data inserted or left out. value_type: what values may be, as in
-    `reading.from_frame`; "real" allows negative forecasts even where no value was negative.
+    freq: pandas' offset alias ("h", "B", "30min", "MS" ...), None without dates. known: (t + ahead, c) covariates known in advance; the
+    rows beyond t are the future. notes: sentences about what reading the data inserted or left out. value_type: what values may be, as in
+    `reading.Columns`; "real" allows negative forecasts even where no value was negative.
     """
 
     values: Array

@@ -55,8 +55,8 @@ class Columns:
     known: Iterable[str] = ()
     """Covariates known in advance; their rows after the last value of any series are the future."""
     value_type: str = "auto"
-    """"auto" and "real" allow all numbers, "positive" 0 and more, "counts" whole ones of these. Forecasts of series that were never negative
-    are not either, unless it is "real"."""
+    """auto and real allow all numbers, positive 0 and more, counts whole ones of these. Forecasts of series that were never negative are
+    not either, unless it is real."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "known", (self.known,) if isinstance(self.known, str) else tuple(self.known))
@@ -255,8 +255,8 @@ def panel_of(frame: Any, columns: Columns, *, first_row: int = 0, source: str = 
 
 
 def _flatten_index(frame: Any, time: str | None, freq: str | None, source: str) -> tuple[Any, str | None, str | None]:
-    """The frame with its index as columns (unless it only counts rows) and text for column names; the time column and the freq, if the index
-    gave them."""
+    """The frame with its index as columns (unless it only counts rows) and text for column names; the time column and the freq, if the
+    index gave them."""
     index = frame.index
     cells = frame.reset_index(drop=True)
     cells.columns = [str(column) for column in frame.columns]
@@ -285,8 +285,7 @@ def _find_id(table: Table, time: str, stamps: Any, known: tuple[str, ...]) -> st
         if column not in (time, *known) and is_text(cells) and date_share(cells) < 0.5 and not are_times_of_day(cells)
     ]
     if len(words) > 1:
-        raise ValueError(f"{table.source} repeats its timestamps, and {', '.join(words)} may tell series apart; name the one that does with "
-                         "--id")  # fmt: skip
+        raise ValueError(f"{table.source} repeats its timestamps, and {', '.join(words)} may tell series apart; name one with --id")
     return words[0] if words else None
 
 

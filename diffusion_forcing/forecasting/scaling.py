@@ -25,7 +25,7 @@ SIZE_POWER = {"none": 1.0, "sqrt": 0.5, "log": 0.0}  # residuals after the trans
 
 @dataclass(frozen=True, eq=False)
 class SeriesScaler:
-    """The expected values of d series, and the usual size of residuals from them. Residuals are taken after a variance-stabilising transform.
+    """The expected values of d series, and the usual size of residuals, which are taken after a variance-stabilising transform.
 
     residual="seasonal": the expected value is a weighted mean of the values `lags` steps before, all of them before the start of a forecast
     (no lag is shorter than the horizon). residual="difference": it is the value before, within a forecast a sampled one: tokens are first
@@ -252,7 +252,7 @@ def _fit(
     offset = np.zeros(d)
     if transform != "none":
         whole = bool(np.all((values % 1 == 0) | np.isnan(values)))
-        # Keeps the transform finite at 0 without spreading zeros and small values apart: a quarter of a count, a hundredth of the mean size.
+        # Keeps the transform finite at 0 without moving zeros far from small values: a quarter of a count, a hundredth of the mean size.
         small = 0.01 * mean_size(values) + 1e-12
         offset = np.full(d, 0.25) if whole else np.where((least > 0) & np.isfinite(least), 0.0, small)
     start = SeriesScaler(

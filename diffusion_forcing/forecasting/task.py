@@ -155,8 +155,8 @@ class Forecasting:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A panel, its split, and statistics fitted to the training range: the first end - held_out steps. The held-out ones are for validation,
-    the test windows begin at `end`."""
+    """A panel, its split, and statistics fitted to the training range: the first end - held_out steps. The held-out steps are for
+    validation; the test windows begin at `end`."""
 
     panel: Panel
     history: History

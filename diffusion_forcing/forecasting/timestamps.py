@@ -163,8 +163,9 @@ def regular_grid(table: Table, time: str, stamps: Any, freq: str | None) -> tupl
         wall = unique.to_numpy()
         offset = step = int(_most_common(np.diff(wall)))
     if step is not None and (wall[-1] - wall[0]) // step > 20 * len(unique) + 10_000:
+        steps = (wall[-1] - wall[0]) // step + 1
         raise ValueError(f"{table.source} has {len(unique)} timestamps from {format_time(unique[0])} to {format_time(unique[-1])}, which "
-                         f"would be {(wall[-1] - wall[0]) // step + 1} steps; correct the first or last, or give a longer --freq")  # fmt: skip
+                         f"would be {steps} steps; correct the first or last, or give a longer --freq")  # fmt: skip
     # The phase of most timestamps counts: a first one off the clock must not make all others wrong.
     first = 0 if step is None else int((wall % step == _most_common(wall % step)).argmax())
     anchor = unique[first] - offset * int((wall[first] - wall[0]) // step) if first and step else unique[0]

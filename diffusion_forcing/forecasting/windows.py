@@ -20,8 +20,11 @@ Clock = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Observed values (t, d), NaN where missing; their clock (t,), see `calendar.clock_of`; known: covariates (t + ahead, c), the rows beyond t
-    in the future; level: noise levels (t, d) of the values, 0 exact to K unknown, None: all exact."""
+    """What is known when a forecast starts.
+
+    values: (t, d), NaN where missing. clock: (t,), their times in steps, see `calendar.clock_of`. known: (t + ahead, c), covariates; the
+    rows beyond t are the future. level: (t, d), noise levels of the values from 0 (exact) to K (unknown); None: all are exact.
+    """
 
     values: Array
     clock: Clock
@@ -99,8 +102,8 @@ class SeriesWindows:
 
 
 class JointWindows:
-    """Windows of all series at once, as in the paper: a token holds the residuals of all of them at one step. A missing value in it is 0, as
-    expected; a token of which half or more is missing is masked."""
+    """Windows of all series at once, as in the paper: a token holds the residuals of all of them at one step. A missing value in it is 0
+    (as expected); a token of which half or more is missing is masked."""
 
     def __init__(self, history: History, scaler: SeriesScaler, features: SeriesFeatures, context: int, first: int, last: int) -> None:
         """Windows that lie within steps first..last-1 of the history."""
