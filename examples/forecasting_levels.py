@@ -1,6 +1,6 @@
 """What noise levels are good for in forecasting: `python examples/forecasting_levels.py`, two minutes on one core.
 
-Draws forecasting_levels.png: a gap filled from both sides, a sensor that is not believed, a scenario, and values that were unlikely.
+Draws forecasting_levels.png: a gap filled from both sides, an unreliable sensor at level K, a scenario, and an anomaly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pandas as pd
 from torch import Tensor
 
 from diffusion_forcing.engine.plotting import COLOURS, figure
-from diffusion_forcing.forecasting.forecaster import Forecaster
+from diffusion_forcing.forecasting import Forecaster
 
 
 def demand(days: int = 60, seed: int = 0) -> pd.DataFrame:
-    """Hourly demand of two districts: a daily wave, calmer at weekends, and weather that both feel."""
+    """Hourly demand of two districts: a daily wave, lower at weekends, and weather that affects both."""
     rng = np.random.default_rng(seed)
     hours = pd.date_range("2026-03-02", periods=24 * days, freq="h")
     weather = np.zeros(len(hours))
@@ -53,36 +53,36 @@ def main(minutes: float = 0.5, file: Path = Path("forecasting_levels.png")) -> N
     filled = Forecaster(horizon=24, minutes=minutes, backbone="transformer").fit(gappy).fill()
 
     broken = frame.copy()
-    broken.iloc[-10:, 0] -= 12.0  # a sensor that reads too low since ten hours
-    doubt = np.zeros(broken.shape)
-    doubt[-10:, 0] = 1.0
-    believed, doubted = forecaster.predict(data=broken), forecaster.predict(data=broken, doubt=doubt)
+    broken.iloc[-10:, 0] -= 12.0  # a sensor that has read too low for ten hours
+    noise_level = np.zeros(broken.shape)
+    noise_level[-10:, 0] = 1.0
+    trusted, ignored = forecaster.predict(data=broken), forecaster.predict(data=broken, noise_level=noise_level)
 
     scenario = forecaster.predict(reward=total)
 
     odd = frame.copy()
     odd.iloc[-30, 0] += 5.0
-    nats = forecaster.surprise(odd)["north"]
+    score = forecaster.anomaly_score(odd)["north"]
 
     with figure(file, width=11, height=7) as fig:
         axes = fig.subplots(2, 2).flat
         ax = axes[0]
-        near = slice(-84, -24)
+        shown = slice(-84, -24)
         band(ax, frame.index[gap], filled.samples[:, gap, 0], COLOURS[0], "filled, 90 %")
-        ax.plot(gappy.index[near], gappy["north"].iloc[near], color="black", lw=1)
-        ax.plot(frame.index[gap], frame["north"].iloc[gap], color="black", lw=1, ls=":", label="what was hidden")
-        ax.set_title("a gap, given both of its sides")
+        ax.plot(gappy.index[shown], gappy["north"].iloc[shown], color="black", lw=1)
+        ax.plot(frame.index[gap], frame["north"].iloc[gap], color="black", lw=1, ls=":", label="hidden values")
+        ax.set_title("a gap, filled from both sides")
         ax.legend(fontsize=8)
         ax = axes[1]
         ax.plot(broken.index[-60:], broken["north"].iloc[-60:], color="black", lw=1)
-        band(ax, usual.index, believed.samples[..., 0], COLOURS[1], "believed")
-        band(ax, usual.index, doubted.samples[..., 0], COLOURS[0], "not believed (level K)")
+        band(ax, usual.index, trusted.samples[..., 0], COLOURS[1], "level 0 (exact)")
+        band(ax, usual.index, ignored.samples[..., 0], COLOURS[0], "level K (ignored)")
         ax.set_title("a sensor that fell by 12, ten hours ago")
         ax.legend(fontsize=8)
         ax = axes[2]
         ax.plot(frame.index[-60:], frame.iloc[-60:].sum(1), color="black", lw=1)
-        band(ax, usual.index, usual.samples.sum(-1), COLOURS[0], "as it comes")
-        band(ax, usual.index, scenario.samples.sum(-1), COLOURS[3], "if the total is to be 62 or more here")
+        band(ax, usual.index, usual.samples.sum(-1), COLOURS[0], "without reward")
+        band(ax, usual.index, scenario.samples.sum(-1), COLOURS[3], "reward: total of 62 or more here")
         ax.plot([usual.index[19]], [62], "v", color=COLOURS[3])
         ax.set_title("a scenario: both districts together")
         ax.legend(fontsize=8)
@@ -90,10 +90,10 @@ def main(minutes: float = 0.5, file: Path = Path("forecasting_levels.png")) -> N
         ax.plot(odd.index[-72:], odd["north"].iloc[-72:], color="black", lw=1)
         ax.plot([odd.index[-30]], [odd["north"].iloc[-30]], "o", mfc="none", mec=COLOURS[1], ms=10)
         other = ax.twinx()
-        other.bar(nats.index[-72:], nats.iloc[-72:], width=1 / 24, color=COLOURS[1], alpha=0.5)
-        other.set_ylabel("surprise (nats)")
-        other.set_ylim(0, 3 * float(np.nanmax(nats.iloc[-72:])))
-        ax.set_title("an odd value, by its likelihood")
+        other.bar(score.index[-72:], score.iloc[-72:], width=1 / 24, color=COLOURS[1], alpha=0.5)
+        other.set_ylabel("anomaly score (nats)")
+        other.set_ylim(0, 3 * float(np.nanmax(score.iloc[-72:])))
+        ax.set_title("an anomaly, by its likelihood")
         for ax in fig.axes:
             ax.tick_params(labelsize=7)
             for label in ax.get_xticklabels():

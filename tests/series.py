@@ -136,3 +136,33 @@ def garbled(panel, first):
     values = panel.values.copy()
     values[first:] = 1e4 * rng(9).standard_normal(values[first:].shape)
     return dataclasses.replace(panel, values=values)
+
+
+# Tables.
+
+
+def plain_panel(t=6, d=2, **changes):
+    """Two series of counted values, hourly."""
+    parts = {"values": np.arange(t * d, dtype=float).reshape(t, d), "names": ("a", "b")[:d], "known": np.empty((t, 0)), "freq": "h"}
+    return Panel(**{**parts, "index": pd.date_range("2020-01-01", periods=t, freq="h"), **changes})
+
+
+def hours(t, **columns):
+    """A wide frame of t hours, its columns 0 .. t-1 unless given."""
+    columns = columns or {"a": np.arange(t), "b": np.arange(t) * 2.0}
+    return pd.DataFrame({"time": pd.date_range("2020-01-01", periods=t, freq="h"), **columns})
+
+
+def long(columns, start="2020-01-01", freq="D"):
+    """A long frame of shops and their sales."""
+    parts = [
+        pd.DataFrame({"shop": name, "date": pd.date_range(start, periods=len(values), freq=freq), "sales": values})
+        for name, values in columns.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def save(folder, text, name="data.csv"):
+    file = folder / name
+    file.write_text(text)
+    return file

@@ -25,7 +25,7 @@ from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, Tra
 from ..engine.train import Result, train
 from ..files import write_atomically
 from ..model import DiffusionForcing
-from ._sampler import Sampler
+from ..sampler import Sampler
 from .model import AUTOREGRESSIVE, WHOLE, Reward, SeriesModel
 from .panel import Array, Panel, check_horizon, check_known, offset_of
 from .reading import Columns, panel_of

@@ -26,7 +26,7 @@ except ImportError as error:
     raise ImportError("this module needs GluonTS: pip install 'diffusion_forcing[forecasting]'") from error
 
 from ..files import write_atomically
-from ._sampler import Sampler
+from ..sampler import Sampler
 from .forecaster import Forecaster
 from .model import SeriesModel
 from .panel import Panel, offset_of

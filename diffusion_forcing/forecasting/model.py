@@ -24,7 +24,9 @@ from ..guidance import guide
 from ..likelihood import elbo
 from ..matrix import full_sequence, pin
 from ..model import Denoise, DiffusionForcing
-from ._sampler import Sampler, angle_step, sample
+from ..sampler import Sampler
+from ..sampling import sample
+from ..solver import angle_step
 from .features import SeriesFeatures, build_cond, build_joint_cond
 from .noise import NoiseModel
 from .panel import Array

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
-from ._sampler import Sampler
+from ..sampler import Sampler
 from .model import WHOLE
 from .task import LEVEL_DRAWS, Forecasting
 

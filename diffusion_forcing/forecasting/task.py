@@ -15,7 +15,7 @@ from torch import Generator
 
 from ..engine.task import Evaluation, Progress, Table, TaskData
 from ..model import DiffusionForcing
-from ._sampler import Sampler
+from ..sampler import Sampler
 from .baselines import drift, random_walk, ridge_var, seasonal_naive
 from .calendar import feature_periods, seasons_of
 from .datasets import DATASETS, load_dataset
@@ -39,7 +39,7 @@ PUBLISHED: dict[str, dict[str, float]] = {
 """CRPS_sum as published. The paper's own 0.003 on Exchange and 0.075 on Taxi are left out: see docs/domains/forecasting.md."""
 
 OURS = "Diffusion Forcing"
-LEVEL_DRAWS = {"gru": "independent+continued+continued", "transformer": "independent+staircase"}
+LEVEL_DRAWS = {"gru": "independent+noisy_prefix+noisy_prefix", "transformer": "independent+staircase"}
 """How training draws levels: a network sampled token after token mostly meets a known past."""
 
 Baseline = Callable[[Array, int, int, np.random.Generator], Any]  # (past (t, d), horizon, samples, rng) -> draws (samples, horizon, d)
