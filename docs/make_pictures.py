@@ -1,4 +1,4 @@
-"""Draw the pictures of these pages: `python docs/make_pictures.py` writes docs/images/*.png in a quarter of a minute.
+"""Draw the figures of the concept pages: `python docs/make_pictures.py` writes docs/images/*.png in a quarter of a minute.
 
 Another folder can be named: `python docs/make_pictures.py FOLDER`.
 """
@@ -37,7 +37,7 @@ DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "k
 
 
 class Oracle:
-    """The best denoiser of Gaussian sequences x (b, t, 1) with covariance cov (t, t): E[x | noisy tokens]."""
+    """Exact denoiser of Gaussian sequences x (b, t, 1) with covariance cov (t, t): E[x | noisy tokens]."""
 
     def __init__(self, cov: Tensor, schedule: NoiseSchedule, causal: bool = False) -> None:
         self.cov, self.schedule, self.causal = cov.double(), schedule, causal
@@ -61,7 +61,7 @@ def walk(tokens: int) -> Tensor:
 
 
 def matrices() -> None:
-    """One picture for each schedule matrix of matrices.md."""
+    """A figure for each schedule matrix of concepts/matrices.md."""
     horizon, ladder = 12, NoiseSchedule(cosine(1000)).ladder(20)
     delay = torch.full((horizon,), 20)
     delay[::4] = 0
@@ -111,7 +111,7 @@ def guidance() -> None:
 
 
 def bias() -> None:
-    """How far the covariance of samples is off, against the slope of the pyramid."""
+    """Relative error of the covariance of samples against the slope of the pyramid."""
     t, steps, schedule = 6, 100, NoiseSchedule(cosine(1000))
     cov, ladder = walk(t), schedule.ladder(steps)
     slopes = [0, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
@@ -119,7 +119,7 @@ def bias() -> None:
         ax = fig.subplots()
         for causal, colour in ((True, COLOURS[1]), (False, COLOURS[0])):
             errors = [covariance_error(Oracle(cov, schedule, causal), schedule, pyramid(t, ladder, slope), cov) for slope in slopes]
-            ax.plot(slopes, errors, marker="o", ms=4, color=colour, label="causal" if causal else "sees the whole sequence")
+            ax.plot(slopes, errors, marker="o", ms=4, color=colour, label="causal" if causal else "bidirectional")
         ax.set(xlabel=f"slope of the pyramid, in rows (of {steps} steps)", ylabel="relative error of the covariance", ylim=(0, None))
         ax.legend(frameon=False)
 
@@ -140,4 +140,4 @@ if __name__ == "__main__":
         size = os.path.getsize(file)
         print(f"{file.name:20} {size / 1000:5.1f} kB")
         if size > LARGEST:
-            raise SystemExit(f"{file} has {size:,} bytes; pictures of the pages stay under {LARGEST:,}")
+            raise SystemExit(f"{file} has {size:,} bytes; figures stay under {LARGEST:,}")
