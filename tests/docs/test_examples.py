@@ -9,9 +9,9 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from pages import DOCS, ROOT
 
 from diffusion_forcing.engine.cli import main
-from pages import DOCS, ROOT
 
 
 def test_own_recipe_trains_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

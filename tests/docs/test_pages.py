@@ -16,9 +16,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
+from pages import DOCS, PAGES, ROOT, name_of, read_blocks
 
 from diffusion_forcing import levels
-from pages import DOCS, PAGES, ROOT, name_of, read_blocks
 
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|<(?:img|a)\s[^>]*?(?:src|href)=\"([^\"]+)\"")
 TUTORIALS = sorted(DOCS.glob("tutorials/*.md"))

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from pages import DOCS, ROOT
 
 
