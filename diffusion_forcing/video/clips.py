@@ -21,16 +21,12 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
-import tempfile
-import time
 import warnings
 import zipfile
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,17 +36,15 @@ from numpy.typing import NDArray
 from ..checks import check_counts
 from ..engine.media import Unreadable, fit_square, import_av
 from ..engine.task import Progress
-from ..files import cache_folder
+from ..files import cache_folder, cached, write_atomically
 from .worlds.world import Clip, Frame, World
 
 STREAMS = (".mp4", ".m4v", ".mov")
 STILLS = {".gif": "GIF", ".webp": "WEBP"}
 ARRAYS = (".npz", ".npy")
 ENDINGS = (*STREAMS, *STILLS, *ARRAYS)
-VERSION = 1
+VERSION = 2
 """Of the cache's layout; part of the key."""
-STALE = 3600.0
-"""Seconds without a change after which a temporary folder is taken for that of a killed process."""
 BOXES = (b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"styp", b"sidx", b"mfra", b"uuid", b"meta")
 Raw = NDArray[Any]
 
@@ -200,7 +194,7 @@ def _each(
     notes: list[str],
 ) -> Iterator[tuple[str, Frame, Raw | None]]:
     """Name, frames and actions of each clip that can be read; notes on the others. Raises where there is none."""
-    found, without = 0, True
+    count, bare = 0, True
     other = Counter(file.suffix.lower() or "no ending" for file in _files(root) if file.suffix.lower() not in (*ENDINGS, ".csv"))
     if other:
         held = ", ".join(f"{number} with {ending}" for ending, number in other.most_common(5))
@@ -211,18 +205,18 @@ def _each(
             frames, actions = _read(file, beside, px, fps)
             if len(frames) < min_frames:
                 raise Unreadable(f"has {len(frames)} frames, fewer than {min_frames}")
-            if found and (actions is None) != without:
-                own, others = ("actions", "none") if without else ("no actions", "some")
+            if count and (actions is None) != bare:
+                own, others = ("actions", "none") if bare else ("no actions", "some")
                 raise ValueError(f"{name} has {own}, those before it have {others}; give every clip its actions, or none")
         except Unreadable as error:
             notes.append(f"{name} was left out: it {error}")
         else:
-            found += 1
-            without = actions is None
+            count += 1
+            bare = actions is None
             yield name, frames, actions
         if progress is not None:
             progress(f"reading {root.name}", done, len(listed))
-    if not found:
+    if not count:
         raise ValueError(f"none of the {len(listed)} clips in {root} can be used: {join_notes(notes, 3)}")
 
 
@@ -549,20 +543,20 @@ def _walks(world: World, seeds: list[int], frames: int, first: Clip, workers: in
             yield ahead.popleft().result()
 
 
-# The cache: a folder a set, with frames.npy and index.npz.
+# The cache: frames of a set as .npy, the rest of it as .npz.
 
 
 class _Store:
     """A set that is being written: frames as they come, the rest at the end."""
 
-    def __init__(self, folder: Path, px: int) -> None:
+    def __init__(self, frames: Path, px: int) -> None:
         self.actions: list[NDArray[np.float32]] = []
         self.poses: list[NDArray[np.float32]] = []
         self.notes: list[str] = []
-        self._folder, self._px = folder, px
+        self._px = px
         self._names: list[str] = []
         self._lengths: list[int] = []
-        self._file = open(folder / "frames.npy", "wb")  # noqa: SIM115
+        self._file = open(frames, "wb")  # noqa: SIM115
         self._file.write(self._head())
 
     def _head(self) -> bytes:
@@ -578,21 +572,21 @@ class _Store:
         self._names.append(name)
         self._lengths.append(len(frames))
 
-    def close(self) -> None:
+    def finish(self, index: Path) -> None:
+        """Write the number of frames, and all but the frames into a file of their own."""
         self._file.seek(0)
         self._file.write(self._head())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         words = json.dumps({"names": self._names, "notes": self.notes}).encode()
         poses = self.poses or [np.zeros((length, 0), np.float32) for length in self._lengths]
-        with open(self._folder / "index.npz", "wb") as out:
-            np.savez(out, lengths=np.array(self._lengths, np.int64), actions=np.concatenate(self.actions), poses=np.concatenate(poses),
-                     words=np.frombuffer(words, np.uint8))  # fmt: skip
-            out.flush()
-            os.fsync(out.fileno())
 
-    def drop(self) -> None:
+        def write(path: Path) -> None:
+            with open(path, "wb") as out:
+                np.savez(out, lengths=np.array(self._lengths, np.int64), actions=np.concatenate(self.actions), poses=np.concatenate(poses),
+                         words=np.frombuffer(words, np.uint8))  # fmt: skip
+
+        write_atomically(index, write)
+
+    def close(self) -> None:
         self._file.close()
 
 
@@ -604,46 +598,26 @@ def _state(root: Path, listed: list[tuple[Path, Path | None]]) -> list[tuple[str
 
 
 def _cached(kind: str, key_of: list[Any], px: int, make: Callable[[_Store], None]) -> ClipSet:
-    """A set from the cache, made if it is not there. A killed process leaves no folder of that name."""
-    key = hashlib.sha256(json.dumps([VERSION, key_of]).encode()).hexdigest()[:20]
-    folder = cache_folder() / f"{kind}-{key}"
-    if not folder.exists():
-        with _making(folder) as own:
-            store = _Store(own, px)
-            try:
-                make(store)
-                store.close()
-            finally:
-                store.drop()
+    """A set from the cache, made if it is not there."""
+    name = f"{kind}-{hashlib.sha256(json.dumps([VERSION, key_of]).encode()).hexdigest()[:20]}"
+    index = cache_folder() / f"{name}.npz"
+
+    def write(path: Path) -> None:
+        store = _Store(path, px)
+        try:
+            make(store)
+            store.finish(index)
+        finally:
+            store.close()
+
+    file = cached(f"{name}.npy", write)  # after its index: where the frames are, so is the rest
     try:
-        with np.load(folder / "index.npz") as index:
-            lengths, actions, poses = index["lengths"], index["actions"], index["poses"]
-            words = json.loads(index["words"].tobytes())
-        frames = np.load(folder / "frames.npy", mmap_mode="r")
+        with np.load(index) as arrays:
+            lengths, actions, poses = arrays["lengths"], arrays["actions"], arrays["poses"]
+            words = json.loads(arrays["words"].tobytes())
+        frames = np.load(file, mmap_mode="r")
         if len(frames) != lengths.sum() or len(actions) != len(frames):
             raise ValueError(f"{len(frames)} frames, {len(actions)} actions, {lengths.sum()} in the index")
     except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{folder} is damaged ({error}); delete it and it is made again") from error
+        raise ValueError(f"{file} is damaged ({error}); delete it and it is made again") from error
     return ClipSet(frames, np.cumsum(lengths) - lengths, lengths, actions, poses, tuple(words["names"]), tuple(words["notes"]))
-
-
-@contextmanager
-def _making(folder: Path) -> Iterator[Path]:
-    """A temporary folder, renamed once it is whole: two trainings may make the same data at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
-        if time.time() - max((file.stat().st_mtime for file in (left, *left.iterdir())), default=0.0) > STALE:
-            shutil.rmtree(left, ignore_errors=True)
-    own = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield own
-        umask = os.umask(0)
-        os.umask(umask)
-        own.chmod(0o777 & ~umask)  # a temporary folder is for its owner alone
-        try:
-            own.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process was first
-                raise
-    finally:
-        shutil.rmtree(own, ignore_errors=True)

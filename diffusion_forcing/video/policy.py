@@ -1,4 +1,4 @@
-"""Action policy: from what is seen, which actions come next, learned from the actions of a world's clips.
+"""Action policy: from frames to the actions that come next, learned from the actions of a world's clips.
 
 A world model follows actions. Those of a real clip were meant for that clip's place; soon a model imagines another one, and they lead
 into walls. A policy looks at the generated frames and chooses: in front of a wall it turns, in a corridor it goes on. It knows nothing of
@@ -28,7 +28,7 @@ from torch import Generator, Tensor, nn
 from ..checks import check_counts
 from ..engine.pretrained import PRETRAINED
 from ..engine.task import Progress
-from ..files import cache_folder, read_tensors, write_atomically
+from ..files import cached, read_tensors
 from .clips import ClipSet
 
 Frames = NDArray[np.uint8]
@@ -107,9 +107,8 @@ class ActionPolicy(nn.Module):
         return rearrange(torch.stack(chunks, dim=1), "b t (s a) -> b (t s) a", s=self.stack).numpy()
 
     def save(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
-        write_atomically(file, lambda path: save_file(tensors, path, metadata={"stack": str(self.stack)}))
+        save_file(tensors, file, metadata={"stack": str(self.stack)})
 
     @classmethod
     def load(cls, file: Path, stack: int) -> ActionPolicy:
@@ -186,13 +185,14 @@ def load_policy(
     """
     digest = hashlib.sha256(repr((VERSION, stack, *key)).encode()).hexdigest()[:16]
     name = f"policy-{digest}.safetensors"
-    for folder in (POLICIES, cache_folder()):
-        if (folder / name).is_file():
-            return ActionPolicy.load(folder / name, stack)
-    clips, which = training_clips()
-    policy = fit_policy(clips, stack, which, progress=progress)
-    policy.save(cache_folder() / name)
-    return policy
+    if (POLICIES / name).is_file():
+        return ActionPolicy.load(POLICIES / name, stack)
+
+    def make(path: Path) -> None:
+        clips, which = training_clips()
+        fit_policy(clips, stack, which, progress=progress).save(path)
+
+    return ActionPolicy.load(cached(name, make), stack)
 
 
 def _chunks(clips: ClipSet, long: NDArray[np.int64], stack: int, generator: Generator, most: int = 20_000) -> Tensor:

@@ -70,7 +70,7 @@ def frechet(a: ArrayLike, b: ArrayLike) -> float:
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
         raise ValueError(f"both sets should be (samples, features) of the same features, two samples at least; got {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError("features should be finite; some are not: look at the frames")
+        raise ValueError("features should be finite; some are not; check the frames")
     return Gaussian.fit(x).distance(Gaussian.fit(y))
 
 
@@ -245,7 +245,7 @@ class Curve(NamedTuple):
     floor: float  # mean over several splits of the real clips
     floor_low: float
     floor_high: float
-    shifts: Array  # (draws, p): of the bootstrap, the same clips at all times, and for all models judged on as many clips
+    shifts: Array  # (draws, p): of the bootstrap, the same clips at all times, and for all models evaluated on as many clips
 
 
 class Span(NamedTuple):
@@ -262,7 +262,7 @@ def span(curve: Curve, start: int, than: Curve | None = None) -> Span | None:
     Windows of one roll-out are not independent, and clips are what is drawn: so the interval is one over clips. None without windows.
     """
     if than is not None and (len(than.start) != len(curve.start) or than.shifts.shape != curve.shifts.shape):
-        raise ValueError("two curves can be compared that have the same windows and draws; judge both with the same options")
+        raise ValueError("two curves can be compared that have the same windows and draws; evaluate both with the same options")
     late = curve.start >= start
     if not late.any():
         return None

@@ -163,7 +163,7 @@ class Video:
     def rollout_cond(self, actions: Actions | None, tokens: int) -> Tensor | None:
         """Conditions (b, tokens, c) from actions (b, t, a); None where the model has none.
 
-        Beyond the last action a simulated walker rests; in a folder's clips, where no action may be at rest, the last one is repeated.
+        Beyond the last action a simulated agent rests; in a folder's clips, where no action may be at rest, the last one is repeated.
         """
         if not self.action_conditioned or actions is None or not actions.shape[-1]:
             return None

@@ -3,6 +3,7 @@
 import os
 import struct
 import sys
+import threading
 import warnings
 
 import numpy as np
@@ -347,28 +348,29 @@ def test_an_interrupted_preparation_leaves_nothing_in_the_cache(folder, cache, m
 def test_two_processes_may_make_the_same_set_and_killed_ones_are_cleaned_up(folder, cache):
     write(folder / "a.webp", smooth(3))
     inner = []
-    outer = prepare_clips(folder, progress=lambda *_: inner or inner.append(prepare_clips(folder)))
+
+    def meanwhile(*_):
+        other = threading.Thread(target=lambda: inner.append(prepare_clips(folder)))
+        other.start()
+        other.join()
+
+    outer = prepare_clips(folder, progress=meanwhile)
     np.testing.assert_array_equal(outer.frames, inner[0].frames)
-    (made,) = os.listdir(cache)
-    for name, age in ((f".{made}.old", 1), (f".{made}.new", None)):
-        (cache / name).mkdir()
-        (cache / name / "frames.npy").touch()
+    frames, index = sorted(os.listdir(cache))
+    for name, age in ((f".{frames}.1-1.tmp", 1), (f".{frames}.2-2.tmp", None)):
+        (cache / name).touch()
         if age is not None:
-            os.utime(cache / name / "frames.npy", (age, age))
             os.utime(cache / name, (age, age))
-    for file in (cache / made).iterdir():
-        file.unlink()
-    (cache / made).rmdir()
+    (cache / frames).unlink()
     prepare_clips(folder)
-    assert sorted(os.listdir(cache)) == [f".{made}.new", made]
+    assert sorted(os.listdir(cache)) == [f".{frames}.2-2.tmp", frames, index]
 
 
 def test_a_damaged_cache_says_so(folder, cache):
     write(folder / "a.webp", smooth(3))
     prepare_clips(folder)
-    (made,) = cache.iterdir()
-    data = (made / "frames.npy").read_bytes()
-    (made / "frames.npy").write_bytes(data[:-1])
+    (frames,) = cache.glob("*.npy")
+    frames.write_bytes(frames.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged .*; delete it and it is made again"):
         prepare_clips(folder)
 
@@ -395,13 +397,13 @@ def test_a_world_is_simulated_once_and_larger_sets_begin_like_smaller(cache, mon
     true = Flat.clip
     monkeypatch.setattr(Flat, "clip", lambda self, seed, frames: true(Flat(shade=9), seed, frames))
     assert not np.array_equal(prepare_world(Flat(), 6, 5).frames, made.frames), "another law under the same options"
-    assert len(os.listdir(cache)) == count + 1
+    assert len(os.listdir(cache)) == count + 2
 
 
 def test_processes_make_what_one_makes(cache):
     alone = prepare_world(Flat(), 12, 4)
-    (made,) = cache.iterdir()
-    made.rename(cache / "alone")
+    for file in cache.iterdir():
+        file.rename(file.with_suffix(f".alone{file.suffix}"))
     together = prepare_world(Flat(), 12, 4, workers=2)
     assert together.names == alone.names
     for one, two in zip(alone[:5], together[:5], strict=True):

@@ -74,7 +74,7 @@ _INFO = b'map MAP01 "a maze" { sky1 = "P-SKY1" }\n'
 
 @dataclass(frozen=True)
 class Doom:
-    """A random maze rendered by Doom's engine, and a walker between its cells. Nobody else is there."""
+    """A random maze rendered by Doom's engine, and an agent that walks between its cells, alone."""
 
     size: int = 4
     """Cells a side."""
@@ -158,9 +158,9 @@ class Doom:
 def cameras(poses: Array) -> NDArray[np.int64]:
     """Poses (t, 3) in the engine's units: x and y (upwards), `UNITS` a block, and an angle to the left, of `TURNS`."""
     scale = np.array([UNITS, -UNITS, -TURNS / (2 * math.pi)])
-    found = np.rint(poses.astype(float) * scale).astype(np.int64)
-    found[:, 2] %= TURNS
-    return found
+    cameras = np.rint(poses.astype(float) * scale).astype(np.int64)
+    cameras[:, 2] %= TURNS
+    return cameras
 
 
 def _shrink(screen: Frame, frame: Frame) -> None:

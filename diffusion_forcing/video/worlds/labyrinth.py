@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Labyrinth:
-    """A random textured maze, and a walker between its cells."""
+    """A random textured maze, and an agent that walks between its cells."""
 
     size: int = 4
     """Cells a side."""

@@ -1,7 +1,7 @@
 """The landscape of `Voxels`: hills, lakes, beaches, cliffs and trees under a cloudy sky, and a walk among them. Compiled by numba.
 
 One random tile of `size` x `size` blocks repeats endlessly, so there is no border. x and y lie in the plane and z points up, in blocks; a
-heading is an angle from x to y, so that a positive turn is to the left. The pose is the whole state of a walker: the next one follows
+heading is an angle from x to y, so that a positive turn is to the left. The pose is the whole state of an agent: the next one follows
 from it and the action alone.
 """
 
@@ -64,7 +64,7 @@ class Land(NamedTuple):
 
 
 class Mover(Protocol):
-    """How a walker moves."""
+    """How an agent moves."""
 
     @property
     def turn(self) -> float:

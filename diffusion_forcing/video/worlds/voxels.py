@@ -1,7 +1,7 @@
 """Voxels: a walk through a landscape of blocks, in the first person. Minecraft-like; rendered by numba (the extra `video`).
 
 x and y lie in the plane and z points up, in blocks; a heading is an angle from x to y, so that a positive turn is to the left. The pose
-is the whole state of a walker: the next one follows from it and the action alone.
+is the whole state of an agent: the next one follows from it and the action alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pose = NDArray[np.float32]  # (4,): x, y, z, heading
 
 @dataclass(frozen=True)
 class Voxels:
-    """A random landscape of blocks, and a walker in it."""
+    """A random landscape of blocks, and an agent that walks in it."""
 
     px: int = 64
     """Height and width of a frame."""
