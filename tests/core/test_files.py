@@ -1,5 +1,7 @@
 """Files: where the cache is, and what it keeps."""
 
+import os
+
 import pytest
 
 from diffusion_forcing.files import cache_folder, cached
@@ -28,3 +30,19 @@ def test_a_cached_file_is_made_once_and_not_there_when_making_it_fails(monkeypat
     file = cached("text", lambda path: path.write_text("once"))
     assert cached("text", fails) == file
     assert file.read_text() == "once"
+
+
+def test_two_processes_may_make_the_same_cached_file_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("DFORCE_CACHE", str(tmp_path / "cache"))
+    other = os.getpid() + 1
+
+    def make(path):
+        path.write_text("same")
+        if os.getpid() != other:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "getpid", lambda: other)
+                cached("text", make)
+
+    file = cached("text", make)
+    assert list((tmp_path / "cache").iterdir()) == [file]
+    assert file.read_text() == "same"

@@ -1,4 +1,4 @@
-"""LeRobot data sets, written here in each version of the layout: what was written is read, and what cannot be read is named."""
+"""LeRobot data sets, written here in each version of the layout: what was written is read, and bad files are named."""
 
 import io
 import json
@@ -19,7 +19,7 @@ try:
     import av
 except ImportError:
     av = None
-needs_av = pytest.mark.skipif(av is None, reason="films of LeRobot data need PyAV")
+needs_av = pytest.mark.skipif(av is None, reason="videos of LeRobot data need PyAV")
 
 FPS = 10
 CELL = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -168,17 +168,17 @@ def same(data, written, every=1):
 
 
 @pytest.mark.parametrize("version", ["v2.0", "v2.1", "2.1", "v3.0"])
-@pytest.mark.parametrize("films", [(), pytest.param((TOP, WRIST), marks=needs_av)], ids=["no films", "films"])
-def test_each_version_comes_back(version, films, tmp_path):
+def test_each_version_comes_back(version, tmp_path):
+    films = (TOP, WRIST) if av else ()
     lengths = [9, 5, 12]
     written = write_3(tmp_path, lengths, films) if version == "v3.0" else write_2(tmp_path, lengths, films, version=version)
-    seen = []
+    reports = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        data = read_lerobot(tmp_path, px=16, progress=lambda *told: seen.append(told))
+        data = read_lerobot(tmp_path, px=16, progress=lambda *report: reports.append(report))
     same(data, written)
     assert (data.fps, data.every, data.notes) == (10, 1, ())
-    assert seen == [(f"reading {tmp_path.name}", i, 3) for i in (1, 2, 3)]
+    assert reports == [(f"reading {tmp_path.name}", i, 3) for i in (1, 2, 3)]
     assert data.cameras == (("top", "wrist") if films else ())
     if films:
         assert data.px == 16
@@ -188,7 +188,7 @@ def test_each_version_comes_back(version, films, tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_2, write_3])
-@pytest.mark.parametrize("every", [1, 2, 5, 20])
+@pytest.mark.parametrize("every", [2, 20])
 def test_frames_are_those_before_every_nth_action_and_the_last(write, every, tmp_path):
     films = (TOP,) if av else ()
     written = write(tmp_path, [9, 10, 11], films, ("observation.image",))
@@ -202,23 +202,23 @@ def test_frames_are_those_before_every_nth_action_and_the_last(write, every, tmp
             assert shown(data.images["top"][i]) == expected
 
 
-def test_the_last_look_is_at_the_last_row(tmp_path):
+def test_the_last_frame_is_the_last_row(tmp_path):
     (written,) = write_2(tmp_path, [9])
     moments = timesteps_of(read_lerobot(tmp_path, every=3), 0, 6)
     np.testing.assert_array_equal(moments["state"], written["observation.state"][[0, 6, 8]])
     np.testing.assert_array_equal(moments["actions"][2], written["action"][[6, 7, 8, 8, 8, 8]])
 
 
-def test_pictures_in_tables_are_cut_and_averaged_as_clips_are(tmp_path):
+def test_images_in_tables_are_cropped_and_averaged(tmp_path):
     rng = np.random.default_rng(0)
     info(tmp_path, stored=(TOP,), total=1)
     frames = rng.integers(0, 256, (3, 24, 40, 3), np.uint8)
     save(tmp_path / parts(0)[0], table({**episode(0, 3), TOP: frames}, (TOP,)))
-    for px in (24, 12, 7):
+    for px in (24, 7):
         np.testing.assert_array_equal(read_lerobot(tmp_path, px=px).images["top"][0], fit_square(frames, px))
 
 
-def test_a_picture_may_be_a_file_beside_the_table(tmp_path):
+def test_an_image_may_be_a_file_beside_the_table(tmp_path):
     info(tmp_path, stored=(TOP,), total=1)
     frames = shades(3)
     for i, frame in enumerate(frames):
@@ -249,7 +249,7 @@ def test_cameras_and_states_are_chosen_by_name(tmp_path):
         read_lerobot(tmp_path, cameras=(), states=())
 
 
-def test_rows_in_disorder_are_put_in_order_and_numbers_may_stand_alone(tmp_path):
+def test_rows_are_sorted_and_columns_may_be_scalar(tmp_path):
     info(tmp_path, total=1)
     columns = episode(0, 6)
     columns["action"] = np.arange(6.0)
@@ -258,12 +258,12 @@ def test_rows_in_disorder_are_put_in_order_and_numbers_may_stand_alone(tmp_path)
     assert read_lerobot(tmp_path).actions[0].tolist() == [[0], [1], [2], [3], [4], [5]]
 
 
-# Films and tables of other lengths.
+# Videos and tables of other lengths.
 
 
 @needs_av
-@pytest.mark.parametrize("missing", [0, 1, 2, 3])
-def test_a_film_may_lack_two_frames_at_its_end_and_no_more(missing, tmp_path):
+@pytest.mark.parametrize("missing", [0, 2, 3])
+def test_a_video_may_lack_two_frames_at_its_end_and_no_more(missing, tmp_path):
     write_2(tmp_path, [9, 9], (TOP,))
     film(tmp_path / (parts(1)[1] % TOP), shades(9 - missing))
     if missing < 3:
@@ -275,8 +275,8 @@ def test_a_film_may_lack_two_frames_at_its_end_and_no_more(missing, tmp_path):
 
 
 @needs_av
-def test_frames_go_by_the_clock_of_the_table(tmp_path):
-    """A table at half the rate of the film sees each second frame; a longer film is left where the table ends."""
+def test_frames_follow_the_timestamps_of_the_table(tmp_path):
+    """A table at half the frame rate of the video has each second frame; a longer video is read until the table ends."""
     write_2(tmp_path, [5], (TOP,))
     columns = episode(0, 5)
     columns["timestamp"] = (np.arange(5) / 5).astype(np.float32)
@@ -322,7 +322,7 @@ def test_bad_files_are_named_counted_and_left_out(tmp_path):
     assert data.describe().endswith("; 10 left out")
 
 
-def test_where_nothing_is_left_the_reasons_are_said(tmp_path):
+def test_if_no_episode_is_left_the_error_has_the_reasons(tmp_path):
     write_2(tmp_path, [4] * 5)
     for i in range(5):
         (tmp_path / parts(i)[0]).unlink()
@@ -337,10 +337,10 @@ def test_tables_of_another_width_or_clock_are_left_out(tmp_path):
     back["timestamp"] = back["timestamp"][::-1]
     save(tmp_path / parts(1)[0], table(wide))
     save(tmp_path / parts(2)[0], table(back))
-    with pytest.warns(UserWarning, match="2 of 3") as told:
+    with pytest.warns(UserWarning, match="2 of 3") as warned:
         assert len(read_lerobot(tmp_path)) == 1
-    assert "episode_000001.parquet has actions of 3 numbers, those before have 2" in str(told[0].message)
-    assert "'timestamp' that does not increase after row 0" in str(told[0].message)
+    assert "episode_000001.parquet has actions of 3 numbers, those before have 2" in str(warned[0].message)
+    assert "'timestamp' that does not increase after row 0" in str(warned[0].message)
 
 
 def test_a_missing_file_of_version_3_leaves_out_its_episodes(tmp_path):
@@ -353,7 +353,7 @@ def test_a_missing_file_of_version_3_leaves_out_its_episodes(tmp_path):
         read_lerobot(tmp_path)
 
 
-def test_a_description_that_is_wrong_says_so(tmp_path):
+def test_a_bad_description_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         read_lerobot(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"info\.json; give the folder"):
@@ -363,9 +363,9 @@ def test_a_description_that_is_wrong_says_so(tmp_path):
     with pytest.raises(ValueError, match="is no JSON"):
         read_lerobot(tmp_path)
     for other, words in (
-        ({"version": "v1.6"}, "versions 2.0, 2.1 and 3.0 of the layout are read, and .* has v1.6; convert it"),
+        ({"version": "v1.6"}, "versions 2.0, 2.1 and 3.0 .* has v1.6"),
         ({"version": "v4.0"}, "has v4.0"),
-        ({"version": "new"}, "should have a codebase_version such as 'v2.1'; got 'new'"),
+        ({"version": "new"}, "codebase_version .* got 'new'"),
         ({"fps": None}, "'fps' of .* got None"),
         ({"features": ["action"]}, "'features' of .* got list"),
         ({"features": {"observation.state": {"dtype": "float32"}}}, "no feature 'action'"),
@@ -387,7 +387,7 @@ def test_a_description_that_is_wrong_says_so(tmp_path):
         read_lerobot(tmp_path, every=0)
 
 
-def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_missing_packages_are_named(tmp_path, monkeypatch):
     write_2(tmp_path, [4])
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyarrow.parquet", None)
