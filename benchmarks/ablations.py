@@ -71,7 +71,7 @@ def model(**changes: object) -> Change:
 
 
 def draw(name: str) -> Change:
-    return lambda e: replace(e, train=replace(e.train, draw=name))
+    return lambda e: replace(e, objective=replace(e.objective, draw=name))  # type: ignore[type-var, call-arg]
 
 
 def single(e: Experiment) -> Experiment:
@@ -81,7 +81,7 @@ def single(e: Experiment) -> Experiment:
     rollout = replace(task.rollout, prefix=task.rollout.prefix * stack, clip_tokens=task.rollout.clip_tokens * stack)
     task = replace(task, stack=1, tokens=task.tokens * stack, rollout=rollout)
     backbone = replace(e.model.backbone, window=e.model.backbone.window * stack)  # type: ignore[union-attr, call-arg]
-    return Experiment(task, replace(e.model, backbone=backbone), replace(e.train, batch=e.train.batch // stack), e.name)
+    return replace(e, task=task, model=replace(e.model, backbone=backbone), train=replace(e.train, batch=e.train.batch // stack))
 
 
 ABLATIONS: dict[str, dict[str, Change]] = {
@@ -101,10 +101,10 @@ def base(options: Options) -> Experiment:
         sampler=replace(e.task.sampler, steps=10),
     )  # fmt: skip
     settings = replace(
-        e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep=True,
+        e.train, steps=options.steps, minutes=None, seed=options.seed, threads=options.threads, keep_checkpoints=True,
         validate_every=-(-options.steps // options.points),
     )  # fmt: skip
-    return Experiment(task, e.model, settings, "ablation")
+    return replace(e, task=task, train=settings, name="ablation")
 
 
 def trained(change: Change, options: Options) -> tuple[Video, Path]:
@@ -123,7 +123,8 @@ def _name(e: Experiment) -> str:
     """Of all that options and ablations change."""
     assert isinstance(e.task, Video)
     size = f"{e.task.world.px}px-{e.task.clips}clips-stack{e.task.stack}"
-    return f"{size}-{e.model.parameterization}-{e.model.weight}-{e.train.draw}-{e.train.steps}by{e.train.validate_every}-seed{e.train.seed}"
+    trained = f"{e.train.steps}by{e.train.validate_every}-seed{e.train.seed}"
+    return f"{size}-{e.model.parameterization}-{e.model.weight}-{e.objective.draw}-{trained}"
 
 
 def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:

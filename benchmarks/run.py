@@ -37,13 +37,12 @@ from diffusion_forcing import (
     start,
     stream,
 )
+from diffusion_forcing.engine import recipes
 from diffusion_forcing.engine.optim import build
 from diffusion_forcing.imitation.agent import ImitationAgent
-from diffusion_forcing.imitation.recipes import IMITATION
 from diffusion_forcing.imitation.tokens import ModalityTokens
 from diffusion_forcing.sampling import Sampler
 from diffusion_forcing.video.codec import Patches
-from diffusion_forcing.video.recipes import VIDEO
 
 WIDTH = 16
 
@@ -226,7 +225,7 @@ def video(options: Options) -> list[dict]:
     rows = []
     for batch in (1, 8):
         codec = Patches.fit(torch.rand(8, 8, 64, 64, 3))
-        model = model_of(VIDEO["labyrinth"]().model.backbone.build((64, 8, 8), 8, 1000, codec)).eval()
+        model = model_of(recipes.build("labyrinth").model.backbone.build((64, 8, 8), 8, 1000, codec)).eval()
         ratio = _plain_over_ready(model, batch, options.repeats)
         for steps, tokens in ((20, 500 if batch == 1 else 60), (10, 60)):
             matrix = full_sequence(1, model.schedule.ladder(steps))
@@ -264,7 +263,7 @@ def imitation(options: Options) -> list[dict]:
     """Milliseconds in which the recipe `swap` decides on a chunk of 15 actions, for one robot and for ten."""
     shapes = {"actions": (15, 7), "state": (64,)}
     codec = ModalityTokens(shapes, {"actions": 48, "state": 64})
-    model = IMITATION["swap"]().model.build((64,), codec.cond_width, codec)
+    model = recipes.build("swap").model.build((64,), codec.cond_width, codec)
     stirred(model.backbone)  # type: ignore[arg-type]
     rows = []
     for robots, steps in itertools.product((1, 10), (5, 10, 20)):

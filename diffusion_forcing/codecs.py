@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -225,12 +226,12 @@ class Chain(nn.Module):
     @property
     def variance(self) -> Tensor | None:
         """Of each number of a token, where the last part knows it."""
-        return getattr(self.parts[-1], "variance", None)
+        return codec_traits(self.parts[-1]).variance
 
     @property
     def stack(self) -> int:
         """Frames in a token."""
-        return math.prod(int(getattr(part, "stack", 1)) for part in self.parts)
+        return math.prod(codec_traits(part).stack for part in self.parts)
 
     def encode(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -256,6 +257,23 @@ CODECS: dict[str, str] = {
     "image": "diffusion_forcing.imitation.image_tokens:ImageTokens",
 }
 """Codecs that can be saved with a model. Each has `description()`, plain JSON, and `from_description`, which makes an empty one from it."""
+
+
+@dataclass(frozen=True)
+class CodecTraits:
+    """What a codec declares of its tokens, each with a default. `codec_traits` is the one place where a codec is asked."""
+
+    variance: Tensor | None = None
+    """Of each number of a token, (*event)."""
+    stack: int = 1
+    """Frames of a token."""
+    patches: Any = None
+    """The codec of patches that its tokens come from (`video.codec.Patches`), for networks that warp pixels."""
+
+
+def codec_traits(codec: Any) -> CodecTraits:
+    """What a codec declares of its tokens; what it does not declare has its default."""
+    return CodecTraits(getattr(codec, "variance", None), int(getattr(codec, "stack", 1)), getattr(codec, "patches", None))
 
 
 def describe_codec(codec: Any) -> Any:

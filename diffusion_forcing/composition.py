@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from .backbones import RNNConfig, TransformerConfig
 from .codecs import Normalize
-from .engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from .engine.config import Experiment, ModelConfig, TrainConfig
+from .engine.objective import Denoising
 from .engine.plotting import COLOURS, figure
-from .engine.task import Evaluation, Progress, Table, TaskData
+from .engine.task import Evaluation, Progress, Table, Task, TaskData
 from .model import DiffusionForcing
 from .sampling import Context, Sampler, stream
 from .windows import Windows
@@ -28,7 +30,7 @@ ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners furt
 
 
 @dataclass(frozen=True)
-class Composition:
+class Composition(Task):
     """Trajectories across a square, and how they are sampled."""
 
     half: int = 6
@@ -171,22 +173,8 @@ def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, most: int =
         )
 
 
-def composition() -> Experiment:
-    """Cross-shaped trajectories; with memory a cross, without memory V shapes. About a minute on two cores."""
-    return Experiment(
-        task=Composition(),
-        model=ModelConfig(RNNConfig(hidden=96, layers=1), parameterization="v"),
-        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
-    )
-
-
-def composition_transformer() -> Experiment:
-    """The same with a causal transformer."""
-    return Experiment(
-        task=Composition(),
-        model=ModelConfig(TransformerConfig(hidden=96, layers=3, heads=3), parameterization="v"),
-        train=TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995, draw="independent+staircase"),
-    )
-
-
-COMPOSITION = {"composition": composition, "composition-transformer": composition_transformer}
+def composition(backbone: str = "gru") -> Experiment:
+    """Trajectories that cross, with a GRU or a causal transformer."""
+    network = TransformerConfig(hidden=96, layers=3, heads=3) if backbone == "transformer" else RNNConfig(hidden=96, layers=1)
+    train = TrainConfig(steps=2500, batch=48, optimizer="muon", lr=2e-3, muon_lr=0.01, ema=0.995)
+    return Experiment(Composition(), ModelConfig(network), train, Denoising(draw="independent+staircase"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from .backbones import BACKBONES
 from .codecs import build_codec, describe_codec
@@ -34,12 +34,7 @@ class Pretrained(nn.Module):
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write config.json and model.safetensors into a folder, each in one move."""
-        text = json.dumps(describe(self), indent=2) + "\n"  # what cannot be described is refused before anything is written
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
-        write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
+        save_model(self, path, self.state_dict())
 
     @classmethod
     def from_pretrained(cls: type[Model], path: str | Path, *, backbone: nn.Module | None = None, **hub: Any) -> Model:
@@ -68,6 +63,16 @@ class Pretrained(nn.Module):
                 repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=branch, create_pr=create_pr
             )
         return str(commit.commit_url)
+
+
+def save_model(model: Any, path: str | Path, tensors: dict[str, Tensor]) -> None:
+    """Write a model's config.json, and tensors as its model.safetensors: its own, or those gathered from where they are sharded."""
+    text = json.dumps(describe(model), indent=2) + "\n"  # what cannot be described is refused before anything is written
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(folder / WEIGHTS_FILE, lambda file: save_file(whole, file, metadata={"format": "pt"}))
+    write_atomically(folder / CONFIG, lambda file: Path(file).write_text(text))
 
 
 def describe(model: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,38 @@ class Batch(NamedTuple):
     mask: Tensor
 
 
-class Windows:
+class Source(Protocol):
+    """Windows of tokens from which training draws batches: `Windows`, or a subclass of this with the attributes and methods below."""
+
+    length: int
+    """Tokens of a window."""
+    event: tuple[int, ...]
+    """Shape of a token."""
+    cond_width: int
+    """Numbers of a token's condition."""
+    context: int = 1
+    """Tokens at the start of a window that are known when a model is used."""
+    modalities: int = 1
+    """Tokens of a time step, where each has one for each modality that is observed and a last one for the action."""
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        """Random windows for a batch, one a row: where each is, cheaply. A batch of shorter windows may have more than `size`."""
+        ...
+
+    def read(self, windows: Tensor) -> Batch:
+        """The windows as a batch."""
+        ...
+
+    def all(self) -> Tensor:
+        """Windows for validation."""
+        ...
+
+    def length_of(self, windows: Tensor) -> int:
+        """Tokens of these windows, one number for all."""
+        return self.length
+
+
+class Windows(Source):
     """Windows of `length` tokens from sequences of any lengths.
 
     sequences: arrays (t_i, *event), or one array (n, t, *event). conditions: (t_i, c) each, if any.
@@ -61,18 +92,10 @@ class Windows:
         self._starts = torch.cat([torch.zeros(1, dtype=torch.long), self._sizes.cumsum(0)[:-1]])
         self._tokens = torch.cat(tokens)
         self._conds = torch.cat(conds)
+        self.event, self.cond_width = tuple(self._tokens.shape[1:]), self._conds.shape[-1]
 
     def __len__(self) -> int:
         return len(self._sizes)
-
-    @property
-    def event(self) -> tuple[int, ...]:
-        """Shape of one token."""
-        return tuple(self._tokens.shape[1:])
-
-    @property
-    def cond_width(self) -> int:
-        return self._conds.shape[-1]
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
         """Random windows as (size, 2): which sequence, and its first token. Cheap: nothing is read."""
@@ -82,10 +105,6 @@ class Windows:
         anywhere = torch.rand(size, generator=generator) < self.crop
         room = torch.where(anywhere, sizes, (sizes - self.length + 1).clamp(min=1))
         return torch.stack([which, (chance * room).long()], dim=1)
-
-    def length_of(self, windows: Tensor) -> int:
-        """Tokens of these windows."""
-        return self.length
 
     def read(self, windows: Tensor) -> Batch:
         """The windows (n, 2) as a batch, padded with zeros and masked where a sequence ends early."""

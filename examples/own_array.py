@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from diffusion_forcing import DiffusionForcing, pyramid, rollout
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.codecs import Normalize
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
-from diffusion_forcing.engine.task import TaskData
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig
+from diffusion_forcing.engine.objective import Denoising
+from diffusion_forcing.engine.task import Task, TaskData
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.windows import Windows
 
@@ -26,7 +28,7 @@ def my_array(number: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Circles:
+class Circles(Task):
     """What `train` needs to know of the data: encoded windows, and the codec that made them."""
 
     def data(self) -> TaskData:
@@ -38,7 +40,8 @@ def main() -> None:
     experiment = Experiment(
         Circles(),
         ModelConfig(RNNConfig(hidden=64)),
-        TrainConfig(steps=500, batch=32, lr=3e-3, optimizer="muon", draw="independent+staircase"),
+        TrainConfig(steps=500, batch=32, lr=3e-3, optimizer="muon"),
+        Denoising(draw="independent+staircase"),
     )
     train(experiment, Path("runs/own_array"))  # again: nothing to do, the run is finished
     model = DiffusionForcing.from_pretrained("runs/own_array/model")

@@ -15,15 +15,17 @@ import torch
 from torch import Generator, Tensor
 
 from diffusion_forcing import DiffusionForcing, pyramid, rollout
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.codecs import Chain, Normalize, Stack
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig
+from diffusion_forcing.engine.objective import Denoising
 from diffusion_forcing.engine.plotting import COLOURS, figure
-from diffusion_forcing.engine.task import Evaluation, Progress, Table, TaskData
+from diffusion_forcing.engine.task import Evaluation, Progress, Table, Task, TaskData
 from diffusion_forcing.windows import Windows
 
 
 @dataclass(frozen=True)
-class Springs:
+class Springs(Task):
     """Damped springs, each with its own pace: forecast the second half from the first."""
 
     sequences: int = 1000
@@ -92,5 +94,6 @@ def build() -> Experiment:
     return Experiment(
         Springs(),
         ModelConfig(RNNConfig(hidden=64), parameterization="v"),
-        TrainConfig(steps=800, batch=32, lr=3e-3, optimizer="muon", draw="independent+staircase"),
+        TrainConfig(steps=800, batch=32, lr=3e-3, optimizer="muon"),
+        Denoising(draw="independent+staircase"),
     )

@@ -13,8 +13,9 @@ from oracles import seeded
 from torch import Tensor
 
 from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.backbones import RNNConfig, TransformerConfig
 from diffusion_forcing.codecs import Chain
-from diffusion_forcing.engine.config import ModelConfig, RNNConfig, TransformerConfig
+from diffusion_forcing.engine.config import ModelConfig
 from diffusion_forcing.levels import independent
 from diffusion_forcing.planning.agent import PlanningAgent
 from diffusion_forcing.planning.data import Transitions, collect

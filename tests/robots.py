@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from oracles import randomised
 
-from diffusion_forcing.engine.config import ModelConfig, RNNConfig
+from diffusion_forcing.backbones import RNNConfig
+from diffusion_forcing.engine.config import ModelConfig
 from diffusion_forcing.imitation.demonstrations import Demonstrations
 from diffusion_forcing.imitation.task import Imitation
 from diffusion_forcing.imitation.world import World

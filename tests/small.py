@@ -18,15 +18,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from diffusion_forcing.backbones import ConvRNNConfig, SpaceTimeConfig
 from diffusion_forcing.codecs import Normalize
 from diffusion_forcing.engine.cli import main
-from diffusion_forcing.engine.config import ConvRNNConfig, Experiment, ModelConfig, PainterConfig, SpaceTimeConfig, replace
+from diffusion_forcing.engine.config import Experiment, ModelConfig, replace
 from diffusion_forcing.engine.log import Log, read_log
-from diffusion_forcing.engine.recipes import resolve
-from diffusion_forcing.engine.task import Evaluation, Table, TaskData
+from diffusion_forcing.engine.recipes import RECIPES, build
+from diffusion_forcing.engine.task import Evaluation, Table, Task, TaskData
 from diffusion_forcing.imitation.pusht.task import Pushing
 from diffusion_forcing.imitation.swap.task import Swapping
 from diffusion_forcing.imitation.task import Imitation
+from diffusion_forcing.video.decoder import DecoderObjective
 from diffusion_forcing.video.task import Video
 from diffusion_forcing.video.worlds.labyrinth import Labyrinth
 from diffusion_forcing.windows import Windows
@@ -46,8 +48,8 @@ SMALL = {
         "validate_every": 4,
         "log_every": 1,
         "threads": 1,
-        "moving": 2,
     },
+    "objective": {"warp_steps": 2},
 }
 WORDS = [
     "--task.half", "3", "--task.trajectories", "64", "--task.sampling-steps", "3", "--model.backbone.hidden", "16",
@@ -56,9 +58,19 @@ WORDS = [
 ]  # fmt: skip
 
 
-def small(recipe: str = "composition", **changes) -> Experiment:
+VARIANTS = [
+    {"recipe": name, **variant}
+    for name, recipe in RECIPES.items()
+    for variant in [{}, *({"backbone": backbone} for backbone in recipe.backbones[1:]), *({"stage": stage} for stage in recipe.stages)]
+]
+"""Every recipe with each of its networks and stages, as arguments of `small`."""
+
+
+def small(
+    recipe: str = "composition", *, backbone: str | None = None, stage: str | None = None, baseline: str | None = None, **changes
+) -> Experiment:
     """A recipe's experiment, made small, with `changes` as `replace` takes them."""
-    experiment = resolve(recipe)()
+    experiment = build(recipe, backbone=backbone, stage=stage, baseline=baseline)
     for section, values in SMALL.items():
         part = experiment
         for name in section.split("__"):
@@ -71,9 +83,9 @@ def small(recipe: str = "composition", **changes) -> Experiment:
     if isinstance(experiment.task, Video):  # a small maze stands for every world, a small network for each of its kind
         task = Video(Labyrinth(px=16, size=2), clips=16, frames=16, tokens=3, stack=2, patch=4, components=8, length=4, real=4)
         experiment = replace(experiment, task=task)
-        if isinstance(experiment.model, PainterConfig):
-            painter = PainterConfig(widths=(4, 4), perceptual=0.0)
-            experiment = replace(experiment, model=painter, train__init=str(walks_model(task)))
+        if experiment.model is None:
+            objective = DecoderObjective(widths=(4, 4), perceptual=0.0)
+            experiment = replace(experiment, objective=objective, train__init=str(walks_model(task)))
         elif isinstance(experiment.model.backbone, ConvRNNConfig):
             experiment = replace(experiment, model__backbone=ConvRNNConfig(4, 4, (1, 2), 1))
     if isinstance(experiment.task, Imitation) and experiment.task.tokens == "image":
@@ -114,21 +126,21 @@ def waves_file() -> Path:
 
 
 @dataclass(frozen=True)
-class Waves:
+class Waves(Task):
     """Sines of several lengths whose condition is their phase: a task with conditions and padding."""
 
     sequences: int = 32
     """Sequences to train on."""
     scale: float = 1.0
     """Amplitude, not normalised away."""
-    told: bool = True
-    """Whether the condition says anything; otherwise it is zero."""
+    informative: bool = True
+    """Whether the condition holds the phase; otherwise it is zero."""
 
     def data(self) -> TaskData:
         phase = 6 * torch.rand(self.sequences, generator=seeded(0))
         lengths = torch.randint(1, 8, (self.sequences,), generator=seeded(1)).tolist()
         waves = [self.scale * torch.sin(p + torch.arange(n))[:, None] for p, n in zip(phase, lengths, strict=True)]
-        conditions = [self.told * p.expand(n, 1) for p, n in zip(phase, lengths, strict=True)]
+        conditions = [self.informative * p.expand(n, 1) for p, n in zip(phase, lengths, strict=True)]
         windows = Windows(waves, 6, conditions=conditions, crop=0.5)
         return TaskData(windows, windows, Normalize(torch.zeros(1), torch.ones(1)))
 
@@ -143,10 +155,10 @@ class Waves:
 
 def stop_after(monkeypatch, steps: int) -> None:
     """From now on a training gets SIGTERM once it has taken that many steps."""
-    told = Log.step
+    log_step = Log.step
 
     def step(self, *arguments):
-        told(self, *arguments)
+        log_step(self, *arguments)
         if self.clock.step == steps:
             signal.raise_signal(signal.SIGTERM)
 
@@ -173,7 +185,7 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 def logged(folder: Path, what: str = "loss") -> dict[int, float]:
-    """What the log says of each step."""
+    """A logged number of each step."""
     return {line["step"]: line[what] for line in read_log(folder / "log.jsonl") if what in line}
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import sys
 from pathlib import Path
 
@@ -121,16 +122,19 @@ def test_the_check_would_notice():
     assert not may("engine", "planning")
     assert not may("video", "planning")
     assert not {what.split(".")[0] for _, what, _ in imports("serialization", PACKAGE / "serialization.py")} <= MATHEMATICS
-    assert {"ours:engine.config", "ours:windows", "ours:model"} <= {what for _, what, _ in imports("engine.train", source)}
+    assert {"ours:engine.config", "ours:files", "ours:model"} <= {what for _, what, _ in imports("engine.train", source)}
 
 
 def test_the_strings_in_tables_lead_somewhere():
     """What the root and the engine name by string exists."""
     from diffusion_forcing.codecs import CODECS
     from diffusion_forcing.engine.cli import COMMANDS
+    from diffusion_forcing.engine.objective import OBJECTIVES
+    from diffusion_forcing.engine.recipes import BASELINES, RECIPES
     from diffusion_forcing.engine.task import TASKS
 
-    for reference in (*CODECS.values(), *TASKS.values(), *COMMANDS.values()):
+    tables = CODECS, TASKS, OBJECTIVES, COMMANDS, BASELINES, {name: recipe.reference for name, recipe in RECIPES.items()}
+    for reference in itertools.chain.from_iterable(table.values() for table in tables):
         module, _, name = reference.removeprefix("diffusion_forcing.").partition(":")
         tree = ast.parse(FILES[module].read_text())
         assert name in {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}, reference
@@ -162,7 +166,7 @@ CONTRACT = {
     "check_matrix": ["matrix", "levels"],
     "ddim_step": ["schedule", "x", "pred", "k", "k_next", "eta", "hold", "generator"],
     "sample": ["denoise", "schedule", "x", "matrix", "eta", "hold", "generator", "on_step"],
-    "rollout": ["model", "matrix", "length", "context", "cond", "stabilization", "wrap", "generator"],
+    "rollout": ["model", "matrix", "length", "context", "cond", "past", "wrap", "generator"],
     "guide": ["denoise", "schedule", "reward", "scale", "draws", "form", "levels", "generator"],
 }
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from oracles import seeded
 
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.composition import CORNERS, Composition, shares, strays
-from diffusion_forcing.engine.config import ModelConfig, RNNConfig
+from diffusion_forcing.engine.config import ModelConfig
 
 TASK = Composition(half=8, sampling_steps=4, trajectories=64)
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from oracles import randomised
 
-from diffusion_forcing.engine.config import ModelConfig, SpaceTimeConfig
+from diffusion_forcing.backbones import SpaceTimeConfig
+from diffusion_forcing.engine.config import ModelConfig
 from diffusion_forcing.sampling import Sampler
 from diffusion_forcing.video.rollout import RollOut
 from diffusion_forcing.video.task import Folder, Video

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 State = Any  # what a network keeps of the past: a tensor, a (named) tuple of tensors and tuples, or None; batch first
 
@@ -36,6 +36,10 @@ class Traits:
     """`forced(x, k, cond, past_x, past_k)`: all tokens at once, each given a past at other levels (teacher forcing)."""
     prefills: bool = False
     """`prefill(x, state, cond)`: what a single next token needs of the past, computed once for all of its denoising steps."""
+    blocks: tuple[nn.Module, ...] = ()
+    """`blocks`: parts that are large and alike, which FSDP shards one by one."""
+    grows: bool = False
+    """`grow(weights, config)`: weights of a smaller network of the same kind, completed for this one (see `SpaceTime.grow`)."""
     wavefront: bool = False
     """The parts of a recurrent cell are callable one by one (`encode`, `step`, `predict`, `initial_state`), for `orders.wavefront`."""
 
@@ -52,6 +56,24 @@ class Traits:
         return self.config.get("cond")
 
 
+class BackboneConfig(Protocol):
+    """Options of a network, each typed once: a frozen dataclass whose fields are the keyword arguments of the network's constructor."""
+
+    @property
+    def causal(self) -> bool:
+        """No output depends on later tokens."""
+        return True
+
+    def build(
+        self, event: tuple[int, ...], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> nn.Module:
+        """The network for tokens of shape `event` and conditions of `cond` numbers, with K = `levels`.
+
+        codec: makes the tokens; variance: (*event), by whose root they are divided before the network reads them, if any.
+        """
+        ...
+
+
 def traits_of(backbone: Any) -> Traits:
     """What a network declares of itself; what it does not declare has its default."""
     return Traits(
@@ -60,6 +82,8 @@ def traits_of(backbone: Any) -> Traits:
         stabilization=getattr(backbone, "stabilization", "noise"),
         separate_past=callable(getattr(backbone, "forced", None)),
         prefills=callable(getattr(backbone, "prefill", None)),
+        blocks=tuple(getattr(backbone, "blocks", ())),
+        grows=callable(getattr(backbone, "grow", None)),
         wavefront=bool(getattr(backbone, "wavefront", False)),
     )
 

@@ -9,6 +9,8 @@ frame reaches an earlier output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,42 +19,57 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts
+from .base import BackboneConfig
 from .layers import LevelEmbedding, zeroed
+
+
+@dataclass(frozen=True)
+class ConvRNNConfig(BackboneConfig):
+    """U-Net and convolutional GRU, the paper's network for video."""
+
+    latent: int = 16
+    """Channels of the latent z."""
+    channels: int = 64
+    """Channels of the U-Net at full size."""
+    scales: tuple[int, ...] = (1, 2, 4, 8)
+    """Multiples of the channels at full size and at each halving of it."""
+    blocks: int = 2
+    """Residual blocks a size, going down and coming up."""
+
+    def build(
+        self, event: tuple[int, ...], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> ConvRNN:
+        return ConvRNN(event, cond, levels=levels, **asdict(self))
 
 
 class ConvRNN(nn.Module):
     """U-Net and convolutional GRU over tokens (c, h, w). Causal. State: the latent z (b, latent, h, w), never reset in a roll-out.
 
-    latent: channels of z; channels: of the U-Net at full size; scales: by how much more at each halving of the size, as many as there
-    are sizes; blocks: residual blocks a size, going down and coming up.
+    event: shape of a token; cond: width of the per-token condition; levels: K; options: of `ConvRNNConfig`.
     """
 
     causal = True
     stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
 
-    def __init__(
-        self, event: tuple[int, int, int], cond: int = 0, *, latent: int = 16, channels: int = 64, scales: tuple[int, ...] = (1, 2, 4, 8),
-        blocks: int = 2, levels: int = 1000,
-    ) -> None:  # fmt: skip
+    def __init__(self, event: Sequence[int], cond: int = 0, *, levels: int = 1000, **options: Any) -> None:
         super().__init__()
+        config = ConvRNNConfig(**options)
+        latent, channels, scales, blocks = config.latent, config.channels, tuple(config.scales), config.blocks
         check_counts(latent=latent, channels=channels, blocks=blocks)
         if len(event) != 3 or min(event) < 1:
-            raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
+            raise ValueError(f"ConvRNN reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
         halvings = 2 ** (len(scales) - 1)
         if not scales or event[1] % halvings or event[2] % halvings:
             raise ValueError(
                 f"{len(scales)} scales halve a picture {len(scales) - 1} times, so its sides must be multiples of {halvings}; "
                 f"got {event[1]} x {event[2]}: give fewer scales"
             )
-        self.config: dict[str, Any] = {
-            "event": list(event), "cond": cond, "latent": latent, "channels": channels, "scales": list(scales), "blocks": blocks,
-            "levels": levels,
-        }  # fmt: skip
-        self.latent, self.size = latent, event[1:]
+        self.config: dict[str, Any] = {"event": list(event), "cond": cond, **asdict(config), "scales": list(scales), "levels": levels}
+        self.latent, self.size = latent, tuple(event[1:])
         width = 4 * channels
         self.level = LevelEmbedding(width, levels)
         self.cond_proj = nn.Linear(cond, width) if cond else None
-        self.unet = UNet(event[0] + latent, latent, channels, tuple(scales), blocks, width)
+        self.unet = UNet(event[0] + latent, latent, channels, scales, blocks, width)
         self.gates = nn.Conv2d(2 * latent, 2 * latent, 3, padding=1)
         self.candidate = nn.Conv2d(2 * latent, latent, 3, padding=1)
         self.observe = Residual(latent, max(latent, channels // 2), width)

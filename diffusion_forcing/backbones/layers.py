@@ -83,6 +83,13 @@ class Modulated(nn.Module):
         return [shared + bias for shared, bias in zip(level, own, strict=True)]
 
 
+def width_of(event: Sequence[int], network: str) -> int:
+    """Numbers of a token, for networks that read vectors."""
+    if len(event) != 1:
+        raise ValueError(f"{network} reads tokens that are vectors; these have shape {tuple(event)}: use SpaceTime or ConvRNN")
+    return event[0]
+
+
 def zeroed(layer: Layer) -> Layer:
     """A layer that outputs zeros at first."""
     nn.init.zeros_(layer.weight)

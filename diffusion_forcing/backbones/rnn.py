@@ -7,39 +7,53 @@ The latent is a belief: at k = 0 its update is the posterior of a Bayes filter, 
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_counts
-from .layers import LevelEmbedding, ResidualMLP, zeroed
+from .base import BackboneConfig
+from .layers import LevelEmbedding, ResidualMLP, width_of, zeroed
+
+
+@dataclass(frozen=True)
+class RNNConfig(BackboneConfig):
+    """Residual MLP and GRU, the paper's network for vectors."""
+
+    hidden: int = 128
+    """Width of the latent z."""
+    layers: int = 1
+    """GRUs on top of each other, each adding to the output of the one below."""
+    blocks: int = 2
+    """Residual MLPs before and after the GRUs."""
+
+    def build(self, event: tuple[int, ...], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None) -> RNN:
+        return RNN(width_of(event, "RNN"), cond, levels=levels, **asdict(self))
 
 
 class RNN(nn.Module):
     """Residual MLP and stacked GRU over vector tokens. Causal. State: (b, layers, hidden), the latents z.
 
-    width: numbers a token; cond: width of the per-token condition; hidden: width of the latent; layers: GRUs on top of each
-    other, each adding to the output of the one below; blocks: residual MLPs before and after.
+    width: numbers a token; cond: width of the per-token condition; levels: K; options: of `RNNConfig`.
     """
 
     causal = True
     wavefront = True
     stabilization = "path"  # the latent to carry on is the one estimated on the way down, at a slightly higher level
 
-    def __init__(self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 1, blocks: int = 2, levels: int = 1000) -> None:
+    def __init__(self, width: int, cond: int = 0, *, levels: int = 1000, **options: Any) -> None:
         super().__init__()
+        config = RNNConfig(**options)
+        self.hidden, self.layers = hidden, layers = config.hidden, config.layers
         check_counts(width=width, hidden=hidden, layers=layers)
-        self.config: dict[str, Any] = {
-            "width": width, "cond": cond, "hidden": hidden, "layers": layers, "blocks": blocks, "levels": levels,
-        }  # fmt: skip
-        self.layers = layers
-        self.hidden = hidden
+        self.config: dict[str, Any] = {"width": width, "cond": cond, **asdict(config), "levels": levels}
         self.level = LevelEmbedding(hidden, levels)
         self.proj_in = nn.Linear(width + cond, hidden)
-        self.encoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)))
+        self.encoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(config.blocks)))
         self.grus = nn.ModuleList(nn.GRU(hidden, hidden, batch_first=True) for _ in range(layers))
-        self.decoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(blocks)), nn.LayerNorm(hidden))
+        self.decoder = nn.Sequential(*(ResidualMLP(hidden) for _ in range(config.blocks)), nn.LayerNorm(hidden))
         self.proj_out = zeroed(nn.Linear(hidden, width))
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@ third as far as the window goes. Nothing is normalised over time or over the bat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
+from ..codecs import codec_traits
+from .base import BackboneConfig
 from .flow_warp import FlowWarp
 from .layers import LevelEmbedding, Modulated, zeroed
 
@@ -57,49 +60,83 @@ class Prefilled(NamedTuple):
     warped: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class SpaceTimeConfig(BackboneConfig):
+    """Causal transformer over space and time, for tokens that are grids."""
+
+    hidden: int = 128
+    """Width of a place inside the network."""
+    layers: int = 8
+    """Attention blocks."""
+    heads: int = 4
+    """Attention heads; must divide hidden."""
+    window: int = 8
+    """Tokens a token attends to, itself included."""
+    full_attention_every: int = 3
+    """Each so many blocks one attends over the whole window, the others over two tokens."""
+    warp: bool = False
+    """The network also reads a prediction of each token by warping the last frame before it; for tokens of patches of pixels."""
+    input_skip: bool = False
+    """Noisy tokens are also added to the output, each channel with a gain that depends on the level: learns faster."""
+
+    def build(
+        self, event: tuple[int, ...], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> SpaceTime:
+        patches = codec_traits(codec).patches
+        if not self.warp:
+            return SpaceTime(event, cond, levels=levels, **asdict(self))
+        if patches is None:
+            raise ValueError(f"the flow warp needs tokens that are patches of frames; these are of {type(codec).__name__}: set "
+                             "--model.backbone.no-warp")  # fmt: skip
+        backbone = SpaceTime(event, cond, levels=levels, patches=(patches.stack, patches.patch), **asdict(self))
+        assert backbone.warp is not None
+        backbone.warp.fit(patches, variance)
+        return backbone
+
+
 class SpaceTime(nn.Module):
     """Tokens (c, h, w) through blocks of attention over space and time. Causal. State: `SpaceTimeState`.
 
-    hidden: width of a place; layers: blocks; heads: must divide hidden; window: tokens a token attends to, itself included;
-    full_attention_every: each so many blocks one attends over the whole window, the others over two tokens.
-    warp: (frames a token, pixels of a patch's side), for a prediction by warping the last frame (`FlowWarp`); None: without one.
-    input_skip: noisy tokens are also added to the output, each channel with a gain that depends on the level.
+    event: shape of a token; cond: width of the per-token condition; levels: K; patches: with `warp`, frames of a token and side of a patch
+    in pixels; options: of `SpaceTimeConfig`.
     """
 
     causal = True
     stabilization = "noise"  # the context is noised to, and labelled with, the small level
 
     def __init__(
-        self, event: tuple[int, int, int], cond: int = 0, *, hidden: int = 128, layers: int = 8, heads: int = 4, window: int = 8,
-        full_attention_every: int = 3, levels: int = 1000, warp: tuple[int, int] | None = None, input_skip: bool = False,
-    ) -> None:  # fmt: skip
+        self, event: Sequence[int], cond: int = 0, *, levels: int = 1000, patches: Sequence[int] | None = None, **options: Any
+    ) -> None:
         super().__init__()
-        check_counts(hidden=hidden, layers=layers, heads=heads, window=window, full_attention_every=full_attention_every)
+        config = SpaceTimeConfig(**options)
+        hidden, layers, heads, window, every = config.hidden, config.layers, config.heads, config.window, config.full_attention_every
+        check_counts(hidden=hidden, layers=layers, heads=heads, window=window, full_attention_every=every)
         check_divides(heads, hidden, "heads of a transformer must divide its hidden width")
         if len(event) != 3 or min(event) < 1:
-            raise ValueError(f"this backbone reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
+            raise ValueError(f"SpaceTime reads tokens of (channels, height, width); got tokens of shape {tuple(event)}")
+        if config.warp and patches is None:
+            raise ValueError("a flow warp needs the size of patches: give patches=(frames of a token, pixels of a patch's side)")
+        patches = patches if config.warp else None
         self.config: dict[str, Any] = {
-            "event": list(event), "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "window": window,
-            "full_attention_every": full_attention_every, "levels": levels, "warp": None if warp is None else list(warp),
-            "input_skip": input_skip,
+            "event": list(event), "cond": cond, **asdict(config), "levels": levels, "patches": None if patches is None else list(patches),
         }  # fmt: skip
         c, self.height, self.width = event
         self.levels = levels
-        self.warp = None if warp is None else FlowWarp(event, hidden, *warp)
+        self.warp = FlowWarp((c, self.height, self.width), hidden, *patches) if patches is not None else None
         # Each place reads its neighbours and the token before at the entry already: small motions need no attention.
-        self.proj_in = nn.Conv2d(2 * c if warp is None else 3 * c + warp[0], hidden, 3, padding=1)
+        self.proj_in = nn.Conv2d(2 * c if self.warp is None else 3 * c + self.warp.stack, hidden, 3, padding=1)
         self.position = nn.Parameter(0.02 * torch.randn(self.height * self.width, hidden))
         self.level = LevelEmbedding(hidden, levels)
         self.past_level = nn.Linear(hidden, hidden)
         self.cond_proj = nn.Linear(cond, hidden) if cond else None
         # One projection serves the modulation of all blocks; each adds a bias of its own.
         self.modulate = zeroed(nn.Linear(hidden, 6 * hidden))
-        windows = [window if block % full_attention_every == full_attention_every - 1 else min(2, window) for block in range(layers)]
+        windows = [window if block % every == every - 1 else min(2, window) for block in range(layers)]
         self.blocks = nn.ModuleList(Block(hidden, heads, one, (self.height, self.width)) for one in windows)
         self.final = nn.LayerNorm(hidden)
         self.proj_out = zeroed(nn.Conv2d(hidden, c, 3, padding=1))
-        self.skip_warp = None if warp is None else zeroed(nn.Linear(hidden, c))  # gains of the warped prediction, by channel
-        self.skip_input = zeroed(nn.Linear(hidden, c)) if input_skip else None  # and of the noisy token itself
+        self.skip_warp = None if self.warp is None else zeroed(nn.Linear(hidden, c))  # gains of the warped prediction, by channel
+        self.skip_input = zeroed(nn.Linear(hidden, c)) if config.input_skip else None  # and of the noisy token itself
         self._compiled_step: Callable[[Tensor, Tensor, Prefilled], tuple[Tensor, tuple[Cache, ...]]] | None = None
 
     def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: SpaceTimeState | Prefilled | None = None) -> tuple[Tensor, Any]:
@@ -130,11 +167,17 @@ class SpaceTime(nn.Module):
         if self._compiled_step is None:
             self._compiled_step = torch.compile(self.decode_step, dynamic=False, options={"freezing": True, "cpp_wrapper": True})
 
-    def widened(self, proj_in: Tensor) -> Tensor:
-        """Entry weights of a network without `warp`, padded with zeros for the new channels: the output stays the same."""
-        weight = torch.zeros_like(self.proj_in.weight)
-        weight[:, : proj_in.shape[1]] = proj_in
-        return weight
+    def grow(self, weights: dict[str, Tensor], config: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and config of a network without `warp` or `input_skip`, completed for this one: the output stays the same."""
+        new = {option for option in ("warp", "input_skip") if self.config[option] and not config[option]}
+        names = {"warp": ("warp", "skip_warp"), "input_skip": ("skip_input",)}
+        added = {name for option in new for name in names[option]}
+        grown = {**weights, **{name: value for name, value in self.state_dict().items() if name.split(".")[0] in added}}
+        if "warp" in new:  # it adds channels to the entry, which have no weight yet
+            more = self.proj_in.weight.shape[1] - grown["proj_in.weight"].shape[1]
+            grown["proj_in.weight"] = F.pad(grown["proj_in.weight"], (0, 0, 0, 0, 0, more))
+        changes = {**dict.fromkeys(new, True), **({"patches": self.config["patches"]} if "warp" in new else {})}
+        return grown, {**config, **changes}
 
     def train(self, mode: bool = True) -> SpaceTime:
         if mode:
@@ -220,7 +263,7 @@ class SpaceTime(nn.Module):
         """Warped prediction of the tokens that follow past_x (b, t, c, h, w) at levels past_k (b, t) under conditions cond (b, t, a)."""
         warped = self._past_features(past_x, past_k, cond).warped
         if warped is None:
-            raise ValueError("this network has no flow warp; build it with warp=(frames a token, pixels of a patch's side)")
+            raise ValueError("this network has no flow warp; build it with warp=True")
         return warped
 
     def warp_frames(self, frames: Tensor, past_x: Tensor, cond: Tensor | None = None) -> Tensor:
@@ -229,7 +272,7 @@ class SpaceTime(nn.Module):
         cond: (b, t, a), of those tokens. Returns (b, t, stack, h, w, 4): colours, and how much of each pixel was in sight.
         """
         if self.warp is None:
-            raise ValueError("this network has no flow warp; build it with warp=(frames a token, pixels of a patch's side)")
+            raise ValueError("this network has no flow warp; build it with warp=True")
         embedding = self._embed_past(torch.zeros(past_x.shape[:2], dtype=torch.long, device=past_x.device), cond)
         flat = rearrange(frames, "b t h w a -> (b t) a h w")
         warped = self.warp.warp(flat, past_x.flatten(0, 1), embedding.flatten(0, 1))

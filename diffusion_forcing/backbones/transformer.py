@@ -6,6 +6,7 @@ all, one in between a little (the paper's appendix on transformer backbones).
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +15,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..checks import check_counts, check_divides
-from .layers import LevelEmbedding, Modulated, Rotary, zeroed
+from .base import BackboneConfig
+from .layers import LevelEmbedding, Modulated, Rotary, width_of, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the past, (b, heads, n, head_width) each
 Modulation = tuple[Tensor, ...]  # shift, scale and gate of attention, then of the MLP
@@ -29,6 +31,27 @@ class Past(NamedTuple):
     cond: Tensor
 
 
+@dataclass(frozen=True)
+class TransformerConfig(BackboneConfig):
+    """Transformer for vectors: causal with a KV cache, or bidirectional."""
+
+    hidden: int = 128
+    """Width of a token inside the network."""
+    layers: int = 4
+    """Attention blocks."""
+    heads: int = 4
+    """Attention heads; must divide hidden."""
+    causal: bool = True
+    """Attend backwards only."""
+    window: int | None = None
+    """Tokens a token attends to, itself included; None: all."""
+
+    def build(
+        self, event: tuple[int, ...], cond: int, levels: int, codec: nn.Module | None = None, variance: Tensor | None = None
+    ) -> Transformer:
+        return Transformer(width_of(event, "Transformer"), cond, levels=levels, **asdict(self))
+
+
 class Transformer(nn.Module):
     """Vector tokens through attention blocks, each token's level modulating its own normalisations.
 
@@ -36,26 +59,22 @@ class Transformer(nn.Module):
     Otherwise the state is the past itself, read again at each call.
     window: a token attends to itself and the window-1 before it (a bidirectional model keeps that many past tokens), so a
     roll-out costs O(window) a token and stays within distances seen in training. None: unlimited.
+    width: numbers a token; cond: width of the per-token condition; levels: K; options: of `TransformerConfig`.
     """
 
     stabilization = "noise"  # the context is noised to, and labelled with, the small level
 
-    def __init__(
-        self, width: int, cond: int = 0, *, hidden: int = 128, layers: int = 4, heads: int = 4, causal: bool = True,
-        window: int | None = None, levels: int = 1000,
-    ) -> None:  # fmt: skip
+    def __init__(self, width: int, cond: int = 0, *, levels: int = 1000, **options: Any) -> None:
         super().__init__()
+        config = TransformerConfig(**options)
+        hidden, layers, heads, window = config.hidden, config.layers, config.heads, config.window
         check_counts(width=width, hidden=hidden, layers=layers, heads=heads)
         check_divides(heads, hidden, "heads of a transformer must divide its hidden width")
         check_divides(2, hidden // heads, "rotary positions need an even head width (hidden / heads)")
         if window is not None and window < 1:
             raise ValueError(f"window counts the tokens a token attends to, itself included; got {window}")
-        self.config: dict[str, Any] = {
-            "width": width, "cond": cond, "hidden": hidden, "layers": layers, "heads": heads, "causal": causal,
-            "window": window, "levels": levels,
-        }  # fmt: skip
-        self.causal = causal
-        self.window = window
+        self.config: dict[str, Any] = {"width": width, "cond": cond, **asdict(config), "levels": levels}
+        self.causal, self.window = config.causal, window
         self.proj_in = nn.Linear(width + cond, hidden)
         self.level = LevelEmbedding(hidden, levels)
         # One projection serves the modulation of all blocks; each block only adds a bias of its own. A projection a block would

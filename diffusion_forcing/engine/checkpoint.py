@@ -18,8 +18,10 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def collect(modules: dict[str, nn.Module], optimizers: list[Optimizer]) -> dict[str, Tensor]:
-    """All tensors a training goes on from, by name. Every process must call this: shards are gathered."""
-    tensors = {f"{name}.{key}": _whole(value) for name, module in modules.items() for key, value in module.state_dict().items()}
+    """All tensors of a training by name, "module.tensor". Every process must call this: shards are gathered."""
+    tensors = {
+        ".".join(filter(None, (name, key))): _whole(value) for name, module in modules.items() for key, value in module.state_dict().items()
+    }
     for i, optimizer in enumerate(optimizers):
         for j, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer{i}.{j}.{key}": _whole(value) for key, value in state.items()}
@@ -38,7 +40,7 @@ def exists(folder: Path) -> bool:
 
 
 def load(folder: Path, modules: dict[str, nn.Module], optimizers: list[Optimizer]) -> dict[str, Any] | None:
-    """Fill modules and optimisers from a folder's checkpoint and return its scalars; None if there is none."""
+    """Fill modules and optimisers from a folder's checkpoint and return its numbers; None if there is none."""
     path = folder / CHECKPOINT
     if not exists(folder):
         return None
@@ -50,13 +52,17 @@ def load(folder: Path, modules: dict[str, nn.Module], optimizers: list[Optimizer
         raise ValueError(f"cannot go on from {path}: {error} Delete it to start this run again from step 0.") from error
     try:
         for name, module in modules.items():
-            own = dict(module.state_dict())
-            module.load_state_dict({key: _like(tensors[f"{name}.{key}"], value) for key, value in own.items()})
+            fill(module, tensors, f"{name}.")
         for i, optimizer in enumerate(optimizers):
             _load_optimizer(optimizer, tensors, f"optimizer{i}.")
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{path} belongs to another model or optimiser ({error}); delete it, or train under another --name") from error
     return scalars
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], prefix: str = "") -> None:
+    """Put whole tensors into a module, sharded as its own are."""
+    module.load_state_dict({key: _like(tensors[prefix + key], value) for key, value in module.state_dict().items()})
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], prefix: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import inspect
 import json
 import os
 import shlex
@@ -23,8 +22,9 @@ from ..registry import load
 from .config import Experiment
 from .distributed import check_device
 from .log import progress_bar
+from .options import HELP_ALL, parse
 from .pretrained import load_pretrained, model_folder, pretrained_names, run_folder
-from .recipes import RECIPES, resolve
+from .recipes import BASELINES, RECIPES, build, find, run_name
 from .report import write_report
 from .run import load_run, open_run, save_evaluation
 from .task import Table, Task
@@ -32,61 +32,59 @@ from .train import Diverged, check, train
 
 console = Console(soft_wrap=True, emoji=False)
 
-HELP = """[bold]dforce[/] trains, samples and judges Diffusion Forcing models: every token has its own noise level.
+HELP = """[bold]dforce[/] trains, samples and evaluates Diffusion Forcing models: every token has its own noise level.
 
   [bold]dforce list[/]                        recipes that can be trained, and pretrained models
-  [bold]dforce train RECIPE[/] [dim]\\[options][/]       train; runs/RECIPE holds everything, the same command goes on where it stopped
+  [bold]dforce train RECIPE[/] [dim]\\[options][/]       train; runs/RECIPE holds everything, the same command resumes an interrupted run
   [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
   [bold]dforce data RECIPE[/] [dim]\\[options][/]        make a recipe's data now, rather than when training starts
-  [bold]dforce play RUN --keys wwwddww[/]     lead a video model by hand and film what it imagines
+  [bold]dforce play RUN --keys wwwddww[/]     steer a video model by keys and film what it generates
   [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
 
-Each command explains its options with --help, e.g. [bold]dforce train composition --help[/].
+Each command explains its options with --help, e.g. [bold]dforce train composition --help[/]; --help-all lists rarely used ones, too.
 A pretrained model, nothing to train: [bold]dforce eval maze2d-medium --pretrained --episodes 100[/]
 A first run, a minute long: [bold]dforce train composition && dforce eval runs/composition[/]
-Baselines are one option: [bold]--train.draw shared[/] (full-sequence diffusion) or [bold]teacher_forced[/] (next-token diffusion).
+Baselines are one option: [bold]--baseline full_sequence[/] (full-sequence diffusion) or [bold]next_token[/] (next-token diffusion).
 Your own recipe: [bold]dforce train mymodule:myfunction[/], where the function returns an Experiment.
 """
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """Measure a trained run: print its tables, draw its figures, write eval.json and report.html."""
+class RunOptions:
+    """What every command on a run has."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder, such as runs/composition; with --pretrained the name of a pretrained model, such as maze2d-medium."""
-    samples: int | None = None
-    """Sequences to draw, or (also --episodes) episodes to play. 1000 sequences or 100 episodes if not given."""
-    seed: int = 0
-    """Of the sampling."""
     pretrained: bool = False
-    """Take the pretrained model of that name; what is measured goes to runs/NAME-pretrained."""
+    """Take the pretrained model of that name; results go to runs/NAME-pretrained."""
+    seed: int = 0
+    """Seed of the sampling."""
+    device: str = "cpu"
+    """Where to sample: cpu, or cuda for tasks that support it (video)."""
+
+
+@dataclass(frozen=True)
+class EvalOptions(RunOptions):
+    """Measure a trained run: print its tables, draw its figures, write eval.json and report.html."""
+
+    samples: Annotated[int | None, tyro.conf.arg(aliases=("--episodes",))] = None
+    """Sequences to draw, or episodes to play; 1000 sequences or 100 episodes if not given."""
     against: tuple[Path, ...] = ()
     """Other runs or pretrained models to measure beside it, such as baselines, in the same tables and figures (video and imitation)."""
     json: Path | None = None
     """Also write the metrics to this file."""
-    device: str = "cpu"
-    """Where to sample: cpu, or for video cuda."""
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(RunOptions):
     """Draw samples from a trained run, as arrays and as a picture."""
 
-    run: tyro.conf.Positional[Path]
-    """The run's folder, such as runs/composition; with --pretrained the name of a pretrained model, such as maze2d-medium."""
     samples: int | None = None
-    """Sequences to draw. 100 if not given, of video 6."""
-    seed: int = 0
-    """Of the sampling."""
-    pretrained: bool = False
-    """Take the pretrained model of that name."""
+    """Sequences to draw; 100 if not given, 6 of video."""
     out: Path | None = None
     """Folder to write to; RUN/samples if not given."""
-    device: str = "cpu"
-    """Where to sample: cpu, or for video cuda."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,18 @@ class ReportOptions:
 
     run: tyro.conf.Positional[Path]
     """The run's folder, such as runs/composition."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of `dforce train` besides those of the experiment."""
+
+    name: str = ""
+    """Name of the run; by default that of the recipe and its variant."""
+    runs: Path = Path("runs")
+    """Folder of all runs."""
+    fresh: bool = False
+    """Rename an existing run of that name and start a new one."""
 
 
 COMMANDS: dict[str, str] = {
@@ -113,7 +123,7 @@ COMMANDS: dict[str, str] = {
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `dforce`."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not words or words[0] in ("-h", "--help", HELP_ALL, "help"):
         console.print(HELP)
         return
     if words[0] == "--version":
@@ -138,9 +148,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def list_recipes(words: list[str]) -> int:
     """dforce list"""
-    table = RichTable("recipe", "what it is", box=None, header_style="bold", padding=(0, 3, 0, 0))
-    for name in RECIPES:
-        table.add_row(name, (resolve(name).__doc__ or "").strip().split("\n")[0])
+    table = RichTable("recipe", "what it is", "variants", box=None, header_style="bold", padding=(0, 3, 0, 0))
+    for name, recipe in RECIPES.items():
+        variants = [f"--backbone {' | '.join(recipe.backbones)}"] if recipe.backbones else []
+        table.add_row(name, recipe.about, escape("\n".join([*variants, *(f"--stage {stage}" for stage in recipe.stages)])))
     console.print(table)
     console.print(f"\nPretrained: {', '.join(pretrained_names())}. Evaluate one with [bold]dforce eval NAME --pretrained[/].")
     console.print("\nTrain one with [bold]dforce train NAME[/]; see its options with [bold]dforce train NAME --help[/].")
@@ -150,35 +161,33 @@ def list_recipes(words: list[str]) -> int:
 def train_recipe(words: list[str]) -> int:
     """dforce train RECIPE [options]"""
     if not words or words[0].startswith("-"):
-        if not words or words[0] in ("-h", "--help"):
+        if not words or words[0] in ("-h", "--help", HELP_ALL):
             console.print("[bold]dforce train RECIPE[/] [dim]\\[options][/]\n\nRecipes:\n")
-            list_recipes([])
-            return 0
+            return list_recipes([])
         raise ValueError(f"name the recipe first: dforce train RECIPE {' '.join(words)}; `dforce list` shows them")
     name, *rest = words
-    rest = _spelled(rest)
-    default = resolve(name)()
-    if not isinstance(default, Experiment):
-        raise ValueError(f"the recipe {name!r} must return an Experiment; it returned {type(default).__name__}")
-    parsed: Any = tyro.cli(_options_of(default), args=rest, prog=f"dforce train {name}", description=_described(name))
-    run_name = parsed.name or name.replace(":", ".")
-    values = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(Experiment)}
-    experiment = Experiment(**{**values, "name": run_name})
-    folder = parsed.runs / run_name
+    variants = _variants(name)
+    chosen, _ = tyro.cli(variants, args=rest, add_help=False, return_unknown_args=True)
+    variant = dataclasses.asdict(chosen)
+    default = build(name, **variant)
+    options = _parse_experiment(name, default, variants, _spelled(rest, default.task))
+    parts = {part: getattr(options, part) for part, value in _parts(default).items() if value is not None}
+    experiment = dataclasses.replace(default, **parts, name=options.name or run_name(name, **variant))
+    folder = options.runs / experiment.name
+    check(experiment)
+    if experiment.train.init is not None and options.fresh and model_folder(experiment.train.init).resolve().parent == folder.resolve():
+        raise ValueError(f"--fresh renames {folder}, from which --train.init is to begin; train under another name (--name NAME)")
     main_process = os.environ.get("RANK", "0") == "0"
-    check(experiment.train)
-    if experiment.train.init is not None and parsed.fresh and model_folder(experiment.train.init).resolve().parent == folder.resolve():
-        raise ValueError(f"--fresh sets {folder} aside, from which --train.init is to begin; train under another name (--name NAME)")
     if main_process:
-        open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=parsed.fresh)
-        steps = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
-        console.print(f"training [bold]{name}[/] in {folder} ({steps}, seed {experiment.train.seed})")
+        open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=options.fresh)
+        budget = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
+        console.print(f"training [bold]{experiment.name}[/] in {folder} ({budget}, seed {experiment.train.seed})")
     result = train(experiment, folder)
     if not main_process:
         return 0
     again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])
     if result.status == "interrupted":
-        saved = f"at step {result.step:,}; all is saved. Go on with" if result.step else "before the first step. Begin anew with"
+        saved = f"at step {result.step:,}; all is saved. Resume it with" if result.step else "before the first step. Start again with"
         console.print(f"interrupted {saved}: [bold]{escape(again)}[/]", soft_wrap=True)
         return 130
     console.print(
@@ -194,10 +203,13 @@ def evaluate_run(words: list[str]) -> int:
     options, task, model, folder = parse_run(EvalOptions, words, "dforce eval")
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
-    samples = options.samples or getattr(task, "default_samples", 1000)
+    samples = task.default_samples if options.samples is None else _counted(options.samples)
     others = _others(options.against, task, options.device)
     with progress_bar() as progress:
-        evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress, **others)
+        if others:
+            evaluation = task.compare(model, others, figures, samples=samples, seed=options.seed, progress=progress)
+        else:
+            evaluation = task.evaluate(model, figures, samples=samples, seed=options.seed, progress=progress)
     command = shlex.join(["dforce", "eval", *words])
     data = save_evaluation(folder, evaluation, samples=samples, seed=options.seed, command=command)
     for table in evaluation.tables:
@@ -212,31 +224,13 @@ def evaluate_run(words: list[str]) -> int:
     return 0
 
 
-def _others(runs: tuple[Path, ...], task: Task, device: str = "cpu") -> dict[str, Any]:
-    """Tasks and models of other runs by name, as an argument of `evaluate`; none if there are none."""
-    if not runs:
-        return {}
-    if "others" not in inspect.signature(task.evaluate).parameters:
-        raise ValueError(f"{type(task).__name__} is measured one run at a time; leave out --against")
-    found: dict[str, tuple[Task, DiffusionForcing]] = {}
-    for path in runs:
-        experiment, model = load_run(run_folder(path))
-        if type(experiment.task) is not type(task):
-            raise ValueError(
-                f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
-            )
-        name = path.resolve().name
-        found[name if name not in found else str(path)] = experiment.task, model.to(device)
-    return {"others": found}
-
-
 def sample_run(words: list[str]) -> int:
     """dforce sample RUN"""
     options, task, model, run = parse_run(SampleOptions, words, "dforce sample")
     folder = options.out or run / "samples"
     folder.mkdir(parents=True, exist_ok=True)
+    samples = task.default_shown if options.samples is None else _counted(options.samples)
     with progress_bar() as progress:
-        samples = options.samples or getattr(task, "default_shown", 100)
         files = task.sample(model, folder, samples=samples, seed=options.seed, progress=progress)
     for file in files:
         console.print(f"wrote {file}", markup=False)
@@ -251,17 +245,15 @@ def make_data(words: list[str]) -> int:
             "~/.cache/dforce). Options are those of its task, as for `dforce train RECIPE`: --task.clips 4000, --data FOLDER."
         )
         return 0 if words and words[0] in ("-h", "--help") else 2
-    task: Any = resolve(words[0])().task
-    if not hasattr(task, "prepare"):
-        console.print(f"{words[0]} makes its data in a moment, whenever it needs them; there is nothing to prepare")
-        return 0
-    made = dataclasses.make_dataclass("Options", [("task", type(task), dataclasses.field(default=task))], frozen=True)
-    configured = tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)(made)
-    parsed: Any = tyro.cli(configured, args=_spelled(words[1:]), prog=f"dforce data {words[0]}", description=make_data.__doc__)
-    task = parsed.task
+    task: Any = build(words[0]).task
+    kind = dataclasses.make_dataclass("Options", [_part("task", task)], frozen=True)
+    options = parse(kind, _spelled(words[1:], task), f"dforce data {words[0]}", make_data.__doc__, {"task": task.main_options})
     with progress_bar() as progress:
-        file = task.prepare(progress)
-    console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
+        file = options.task.prepare(progress)
+    if file is None:
+        console.print(f"{words[0]} makes its data in a moment, whenever it needs them; there is nothing to prepare")
+    else:
+        console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
     return 0
 
 
@@ -272,7 +264,7 @@ def report_run(words: list[str]) -> int:
 
 
 def show(table: Table) -> None:
-    """A table in the terminal."""
+    """Print a table."""
     rich = RichTable(*table.columns, title=table.title, title_justify="left", title_style="bold", box=None, padding=(0, 3, 0, 0))
     for row in table.rows:
         rich.add_row(*row)
@@ -281,40 +273,11 @@ def show(table: Table) -> None:
     console.print()
 
 
-def _options_of(default: Experiment) -> Any:
-    """The options of `dforce train` for one recipe: its experiment's fields, narrowed to the kinds it uses, with its values."""
-    fields: list[Any] = [
-        ("task", type(default.task), dataclasses.field(default=default.task)),
-        ("model", type(default.model), dataclasses.field(default=default.model)),
-        ("train", type(default.train), dataclasses.field(default=default.train)),
-        ("name", Annotated[str, tyro.conf.arg(help="Name of the run; the recipe's if empty.")], dataclasses.field(default=default.name)),
-        ("runs", Annotated[Path, tyro.conf.arg(help="Folder of all runs.")], dataclasses.field(default=Path("runs"))),
-        (
-            "fresh",
-            Annotated[bool, tyro.conf.arg(help="Set an existing run of that name aside and start anew.")],
-            dataclasses.field(default=False),
-        ),
-    ]
-    made = dataclasses.make_dataclass("Options", fields, frozen=True)
-    return tyro.conf.configure(tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)(made)
-
-
-def _described(name: str) -> str:
-    doc = (resolve(name).__doc__ or "").strip()
-    return f"{doc}\n\nThe run goes to runs/NAME; the same command goes on where it stopped, after Ctrl-C or a crash."
-
-
-_SHORT = {"--episodes": "--samples", "--multi": "--task.multi", "--data": "--task.world.path"}  # what a domain calls things
-
-
-def _spelled(words: list[str]) -> list[str]:
-    """Words of a command with short names spelled out."""
-    return [_SHORT.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
-
-
 def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, DiffusionForcing, Path]:
-    """Options, task, model and folder of a command on a run. The run's task brings options of its own: how to sample is decided here."""
-    words = _spelled(words)
+    """Options (of a subclass of RunOptions), task, model and folder of a command on a run.
+
+    The run's task has options, too: how to sample is decided here.
+    """
     # The run may stand anywhere among its options; where it does not come first, it is the last word that is a run and no option's value.
     runs = [i for i, word in enumerate(words) if word in pretrained_names() or (Path(word) / "config.json").exists()]
     runs = [i for i in runs if i == 0 or words[i - 1] not in ("--against", "--out", "--json")]
@@ -330,22 +293,74 @@ def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffus
         experiment, model, folder = load_pretrained(words[0])
     else:
         experiment, model = load_run(folder)
-    field = ("task", type(experiment.task), dataclasses.field(default=experiment.task))
-    made = dataclasses.make_dataclass(kind.__name__, [field], bases=(kind,), frozen=True, kw_only=True)
-    configured = tyro.conf.configure(tyro.conf.AvoidSubcommands)(made)
-    options = tyro.cli(configured, args=words, prog=prog, description=kind.__doc__)
-    if getattr(options, "samples", None) is not None and options.samples < 1:
-        raise ValueError(f"--samples counts from 1; got {options.samples}")
-    if options.device != "cpu":
-        model = _moved(model, options.device, options.task)
-    return options, options.task, model, folder
+    task: Any = experiment.task
+    whole = dataclasses.make_dataclass(kind.__name__, [_part("task", task)], bases=(kind,), frozen=True, kw_only=True)
+    options = parse(whole, _spelled(words, task), prog, kind.__doc__, {"task": task.main_options})
+    if not options.task.supports_device(options.device):
+        raise ValueError(f"{type(task).__name__} samples on the CPU, which its models are small enough for; leave out --device "
+                         f"{options.device}")  # fmt: skip
+    return options, options.task, model.to(check_device(options.device)), folder
 
 
-def _moved(model: DiffusionForcing, device: str, task: Task) -> DiffusionForcing:
-    """The model on another device, where its task can sample there."""
-    if not hasattr(task, "roll_out"):
-        raise ValueError(f"{type(task).__name__} samples on the CPU, which its models are small enough for; leave out --device {device}")
-    return model.to(check_device(device))
+def _others(runs: tuple[Path, ...], task: Task, device: str) -> dict[str, tuple[Task, DiffusionForcing]]:
+    """Tasks and models of other runs by name."""
+    others: dict[str, tuple[Task, DiffusionForcing]] = {}
+    for path in runs:
+        experiment, model = load_run(run_folder(path))
+        if type(experiment.task) is not type(task):
+            raise ValueError(
+                f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
+            )
+        name = path.resolve().name
+        others[name if name not in others else str(path)] = experiment.task, model.to(device)
+    return others
+
+
+def _variants(name: str) -> Any:
+    """A dataclass of the options that choose a variant of a recipe."""
+    recipe = find(name)
+    fields: list[Any] = []
+    for option, choices, default, about in (
+        ("backbone", recipe.backbones, next(iter(recipe.backbones), None), "Network."),
+        ("stage", recipe.stages, None, "Train this part of a trained model (--train.init RUN) instead of a model."),
+        ("baseline", tuple(BASELINES), None, "Train this baseline instead."),
+    ):
+        if choices:
+            optional: Any = str if default else str | None
+            kind = Annotated[optional, tyro.conf.arg(help=about, metavar=f"{{{','.join(choices)}}}")]
+            fields.append((option, kind, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("Variant", fields, frozen=True)
+
+
+def _parse_experiment(name: str, default: Experiment, variants: Any, words: list[str]) -> Any:
+    """Options of `dforce train`: those of the experiment by its parts, its variant and the run, with the recipe's values as defaults."""
+    parts = {part: value for part, value in _parts(default).items() if value is not None}
+    fields = [_part(part, value) for part, value in parts.items()]
+    kind = dataclasses.make_dataclass("Options", fields, bases=(variants, TrainOptions), frozen=True, kw_only=True)
+    about = f"{find(name).about}\n\nThe run goes to runs/NAME; the same command resumes it after Ctrl-C or a crash."
+    return parse(kind, words, f"dforce train {name}", about, {part: value.main_options for part, value in parts.items()})
+
+
+def _parts(experiment: Experiment) -> dict[str, Any]:
+    """The parts of an experiment that are dataclasses, by name."""
+    return {field.name: getattr(experiment, field.name) for field in dataclasses.fields(Experiment) if field.name != "name"}
+
+
+def _part(name: str, value: Any) -> Any:
+    """A field of a dataclass of options that has a dataclass as its default."""
+    return name, type(value), dataclasses.field(default=value)
+
+
+def _spelled(words: list[str], task: Task) -> list[str]:
+    """Words of a command with the task's short names of options spelled out."""
+    short = dict(task.short_options)
+    return [short.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in words)]
+
+
+def _counted(samples: int) -> int:
+    if samples < 1:
+        raise ValueError(f"--samples counts from 1; got {samples}")
+    return samples
 
 
 def _fail(message: str) -> None:

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 @dataclass(frozen=True)
-class World:
-    """Who we are among the processes."""
+class Distributed:
+    """This process among those that train together."""
 
     rank: int = 0
     size: int = 1
@@ -40,14 +40,14 @@ class World:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over processes, wherever the values are."""
+        """Sum over processes."""
         if self.size == 1:
             return values
-        here = values.to(self.device)
-        dist.all_reduce(here)
-        return here
+        total = values.to(self.device)
+        dist.all_reduce(total)
+        return total
 
-    def agree(self, flag: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """True everywhere if it is True anywhere: all processes stop at the same step."""
         if self.size == 1:
             return flag
@@ -67,12 +67,12 @@ class World:
 
 
 def device_kind(device: str) -> str:
-    """What "auto" means here: CUDA if there is any."""
+    """The kind of device to use: for "auto" CUDA where there is one, else the CPU."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_device(device: str) -> torch.device:
-    """A device that is here, or an error that says so before anything is started."""
+    """The device of that name; raises ValueError, before anything is started, if this machine has none."""
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -83,11 +83,11 @@ def check_device(device: str) -> torch.device:
 
 
 @contextmanager
-def world(device: str = "auto") -> Iterator[World]:
+def join_processes(device: str = "auto") -> Iterator[Distributed]:
     """Join the process group that torchrun describes in the environment; alone without one."""
     kind = device_kind(device)
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        yield World(device=torch.device(kind))
+        yield Distributed(device=torch.device(kind))
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     where = torch.device("cuda", local) if kind == "cuda" else torch.device(kind)
@@ -98,28 +98,28 @@ def world(device: str = "auto") -> Iterator[World]:
     # interpreter ends. So what is left of them goes before that.
     atexit.register(gc.collect)
     try:
-        yield World(dist.get_rank(), dist.get_world_size(), where)
+        yield Distributed(dist.get_rank(), dist.get_world_size(), where)
         dist.barrier()  # none takes the connections down while another still writes
     finally:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, world: World, parallel: str) -> nn.Module:
-    """The model as the training loop calls it: replicated (DDP), sharded (FSDP2), or as it is."""
-    if world.size == 1:
-        return model
+def spread(module: nn.Module, model: nn.Module, processes: Distributed, parallel: str) -> nn.Module:
+    """A module around a model as the training loop calls it: replicated (DDP), the model sharded (FSDP2), or as it is."""
+    if processes.size == 1:
+        return module
     if parallel == "fsdp":
-        shard(model, world)
-        return model
-    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+        shard(model, processes)
+        return module
+    return DistributedDataParallel(module, device_ids=[processes.device.index] if processes.device.type == "cuda" else None)
 
 
-def shard(model: nn.Module, world: World) -> None:
+def shard(model: nn.Module, processes: Distributed) -> None:
     """FSDP2 in place: each block of the backbone its own shard, then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(world.device.type, (world.size,))
+    mesh = init_device_mesh(processes.device.type, (processes.size,))
     blocks: Any = getattr(model.backbone, "blocks", [])
     for block in blocks:
         fully_shard(block, mesh=mesh)

@@ -1,47 +1,45 @@
-"""What a training says while it runs: a progress bar, a JSONL file and TensorBoard."""
+"""Progress bars, and the log of a training: a JSONL file, TensorBoard, and a line or bar on the terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-if TYPE_CHECKING:
-    from .train import Clock
+from .clock import Clock
+from .task import Progress
 
 LOG = "log.jsonl"
 
 
-class progress_bar:
-    """A progress bar for each thing a task reports on; silent where there is no terminal."""
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Progress as bars, one for each kind of work; silent where there is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars: dict[str, Any] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as display:
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.bar.start()
-        self.tasks: dict[str, Any] = {}
-        return self.told
+        def report(what: str, done: int, of: int) -> None:
+            if what not in bars:
+                bars[what] = display.add_task(what, total=of)
+            display.update(bars[what], completed=done)
 
-    def told(self, what: str, done: int, of: int) -> None:
-        if what not in self.tasks:
-            self.tasks[what] = self.bar.add_task(what, total=of)
-        self.bar.update(self.tasks[what], completed=done)
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        yield report
 
 
 class Log:
     """A bar with loss, tokens/s and time left on a terminal, elsewhere a line every ten seconds; log.jsonl in the run's folder, and
     tensorboard/ where that package is installed.
 
-    A resumed run first drops what the log says of steps after its checkpoint: they will be taken again.
+    A resumed run first drops lines of steps after its checkpoint, which will be repeated.
     """
 
     def __init__(self, folder: Path, clock: Clock, *, quiet: bool, active: bool, wandb: bool, name: str) -> None:
@@ -50,7 +48,7 @@ class Log:
         self.smooth: float | None = None
         self.tokens = 0
         self.valid_loss: float | None = None
-        self._wandb_wanted, self._name = wandb and active, name
+        self._use_wandb, self._name = wandb and active, name
         self._run: Any = None
 
     def __enter__(self) -> Log:
@@ -60,20 +58,20 @@ class Log:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept))
             self._file = path.open("a", buffering=1)
             self._board = _tensorboard(self.folder / "tensorboard", self.clock.step + 1)
-        if self._wandb_wanted:
+        if self._use_wandb:
             try:
                 import wandb
             except ImportError as error:
                 raise ImportError("logging to Weights & Biases needs its package: pip install 'diffusion_forcing[wandb]'") from error
             self._run = wandb.init(project="diffusion_forcing", name=self._name, dir=str(self.folder))
         self.console = Console(stderr=True)
-        self.bar: Progress | None = None
+        self.bar: Bars | None = None
         if not self.quiet and self.console.is_terminal:
-            columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-            self.bar = Progress(*columns, console=self.console)
+            columns = (TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"), TimeElapsedColumn())
+            self.bar = Bars(*columns, console=self.console)
             self.bar.start()
-            self._task = self.bar.add_task("training", total=1.0, said="")
-        self._started, self._spoken, self._base = time.monotonic(), time.monotonic(), self.clock.progress
+            self._task = self.bar.add_task("training", total=1.0, status="")
+        self._started, self._shown, self._base = time.monotonic(), time.monotonic(), self.clock.progress
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +85,7 @@ class Log:
             self._run.finish()
 
     def step(self, loss: float, norm: float, lr: float, tokens: int) -> None:
-        """Told after each step."""
+        """Log a step: its loss, gradient norm, learning rate and count of tokens."""
         self.tokens += tokens
         self.smooth = loss if self.smooth is None else 0.98 * self.smooth + 0.02 * loss
         step = self.clock.step
@@ -97,7 +95,7 @@ class Log:
         self._show()
 
     def valid(self, loss: float) -> None:
-        """Told after each validation."""
+        """Log a validation."""
         self.valid_loss = loss
         self._write({"step": self.clock.step, "valid_loss": loss, "seconds": round(self.clock.elapsed, 3)})
 
@@ -120,17 +118,17 @@ class Log:
         if self.quiet:
             return
         now = time.monotonic()
-        if self.bar is None and now - self._spoken < 10 and not self.clock.finished:
+        if self.bar is None and now - self._shown < 10 and not self.clock.finished:
             return
         gained = self.clock.progress - self._base
         left = (now - self._started) * (1 - self.clock.progress) / gained if gained > 0 else float("nan")
         valid = "" if self.valid_loss is None else f"  valid {self.valid_loss:.4f}"
-        said = f"step {self.clock.step:,}  loss {self.smooth:.4f}{valid}  {self.rate:,.0f} tokens/s  {_duration(left)} left"
+        status = f"step {self.clock.step:,}  loss {self.smooth:.4f}{valid}  {self.rate:,.0f} tokens/s  {_duration(left)} left"
         if self.bar is not None:
-            self.bar.update(self._task, completed=min(1.0, self.clock.progress), said=said)
+            self.bar.update(self._task, completed=min(1.0, self.clock.progress), status=status)
             return
-        print(f"training {min(1.0, self.clock.progress):4.0%}  {said}", file=sys.stderr, flush=True)
-        self._spoken = now
+        print(f"training {min(1.0, self.clock.progress):4.0%}  {status}", file=sys.stderr, flush=True)
+        self._shown = now
 
 
 def _tensorboard(folder: Path, purge_step: int) -> Any:

@@ -60,7 +60,7 @@ class Muon(Optimizer):
 def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
     """The nearest (semi-)orthogonal matrix to each of (n, rows, columns), roughly: singular values end up between 0.7 and 1.2.
 
-    Newton-Schulz with the quintic 3.4445 x - 4.7750 x^3 + 2.0315 x^5 (Jordan et al. 2024), which is quick rather than exact.
+    Newton-Schulz with the quintic 3.4445 x - 4.7750 x^3 + 2.0315 x^5 (Jordan et al. 2024), which is fast and approximate.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices

@@ -17,19 +17,30 @@ from typing import Any
 from ..files import write_atomically
 from ..model import DiffusionForcing
 from .config import Experiment, load_experiment, read_json, save_experiment, to_dict
-from .recipes import resolve
+from .objective import OBJECTIVES
+from .recipes import find
 from .task import TASKS, Evaluation
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
-# A run may go on with another budget, on another machine or to be judged otherwise; anything else would be another experiment.
-BUDGET = ("steps", "minutes", "keep", "patience", "validate_every", "checkpoint_every", "log_every", "device", "threads", "wandb")
-MAY_CHANGE = {*(f"train.{name}" for name in BUDGET), "task.world.trials", "task.world.distractor_level", "task.world.extra_steps"}
+# A run may be resumed with another budget, on another machine or to be evaluated otherwise; anything else would be another experiment.
+BUDGET = (
+    "steps",
+    "minutes",
+    "keep_checkpoints",
+    "patience",
+    "validate_every",
+    "checkpoint_every",
+    "log_every",
+    "device",
+    "threads",
+    "wandb",
+)
 
 
 def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False) -> None:
-    """Make a run's folder, or check that an existing one is of the same experiment, to go on with.
+    """Make a run's folder, or check that an existing one is of the same experiment, to be resumed.
 
-    fresh: set an existing run aside (renamed, not deleted) and start anew.
+    fresh: rename an existing run and start a new one.
     """
     config = folder / CONFIG
     if config.exists() and fresh:
@@ -37,7 +48,8 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         folder.rename(aside)
     if config.exists():
         old, new = _written(config, experiment), to_dict(experiment)
-        changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in MAY_CHANGE]
+        free = {*(f"train.{name}" for name in BUDGET), *(f"task.{name}" for name in experiment.task.evaluation_options)}
+        changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in free]
         if changed and (folder / "checkpoint.safetensors").exists():
             raise ValueError(
                 f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set "
@@ -49,9 +61,9 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
 
 
 def _written(config: Path, experiment: Experiment) -> Any:
-    """What a run's options are, where those that came up after it was begun have their defaults."""
+    """A run's options; those that did not exist when it began have their defaults."""
     try:
-        return to_dict(load_experiment(config, (type(experiment.task),)))
+        return to_dict(load_experiment(config, (type(experiment.task), type(experiment.objective))))
     except (ValueError, TypeError):
         return read_json(config)
 
@@ -59,10 +71,9 @@ def _written(config: Path, experiment: Experiment) -> Any:
 def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
     """What was run, with which versions, where."""
     packages = ("diffusion_forcing", "torch", "numpy", "einops")
-    doc = (resolve(recipe).__doc__ or "").strip().split("\n")[0]
     return {
         "recipe": recipe,
-        "doc": doc,
+        "doc": find(recipe).about.split("\n")[0],
         "command": command,
         "seed": experiment.train.seed,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -78,27 +89,31 @@ def load_run(folder: Path) -> tuple[Experiment, DiffusionForcing]:
         known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
         hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"
         raise FileNotFoundError(f"{folder} is not a run (it has no {CONFIG}); {hint}")
-    experiment = load_experiment(folder / CONFIG, _tasks_of(folder))
+    experiment = load_experiment(folder / CONFIG, _classes_of(folder))
     if not (folder / "model").exists():
         raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
     return experiment, DiffusionForcing.from_pretrained(folder / "model")
 
 
-def _tasks_of(folder: Path) -> tuple[type, ...]:
-    """The class of a run's task, if it is none of ours: found by its name in the module of the recipe, of which nothing is called."""
+def _classes_of(folder: Path) -> tuple[type, ...]:
+    """Classes of a run's task and objective that are none of ours: found by name in its recipe's module, of which nothing is called."""
     config = read_json(folder / CONFIG)
-    kind = config.get("task", {}).get("kind") if isinstance(config, dict) and isinstance(config.get("task"), dict) else None
-    if kind in TASKS or not (folder / ABOUT).exists():
+    if not isinstance(config, dict):
         return ()
-    recipe = str(read_json(folder / ABOUT).get("recipe", ""))
+    parts = [(config.get(part), table) for part, table in (("task", TASKS), ("objective", OBJECTIVES))]
+    kinds = [str(part.get("kind")) for part, table in parts if isinstance(part, dict) and part.get("kind") not in table]
+    recipe = str(read_json(folder / ABOUT).get("recipe", "")) if kinds and (folder / ABOUT).exists() else ""
     if ":" not in recipe:
         return ()
-    resolve(recipe)
+    find(recipe)
     module = sys.modules[recipe.partition(":")[0]]
-    found = getattr(module, str(kind), None)
-    if not isinstance(found, type):
-        raise ValueError(f"the run {folder} is of a task {kind}, which {module.__name__} does not name; import it there")
-    return (found,)
+    classes = []
+    for kind in kinds:
+        cls = vars(module).get(kind)
+        if not isinstance(cls, type):
+            raise ValueError(f"the run {folder} uses a class {kind}, which {module.__name__} does not name; import it there")
+        classes.append(cls)
+    return tuple(classes)
 
 
 def save_evaluation(folder: Path, evaluation: Evaluation, **facts: Any) -> dict[str, Any]:

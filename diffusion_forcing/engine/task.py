@@ -1,64 +1,33 @@
-"""What a task is: data to train on, and a way to judge and show a trained model."""
+"""What a task is: data to train on, and how a trained model is measured and shown. Optional parts are declared here with their defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, ClassVar, Protocol
 
-from torch import Generator, Tensor, nn
+from torch import nn
 
+from ..model import DiffusionForcing
 from ..preconditioning import LinearConstraint, WienerSmoother
-from ..windows import Batch
+from ..windows import Source
 
-if TYPE_CHECKING:
-    from ..model import DiffusionForcing
-
-
-class Source(Protocol):
-    """Windows of tokens to draw batches from: `data.sequences.Windows`, or anything like it.
-
-    One whose windows begin with a known past says so by an attribute `context`, the number of its tokens (see TrainConfig.given).
-    """
-
-    length: int
-    """Tokens of a window."""
-
-    @property
-    def event(self) -> tuple[int, ...]: ...
-
-    @property
-    def cond_width(self) -> int: ...
-
-    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
-        """Random windows for a batch of `size`, one a row: where each is, cheaply. A batch of shorter windows may have more of them."""
-        ...
-
-    def length_of(self, windows: Tensor) -> int:
-        """Tokens of these windows, one number for all."""
-        ...
-
-    def all(self) -> Tensor:
-        """Windows for validation."""
-        ...
-
-    def read(self, windows: Tensor) -> Batch:
-        """The windows as a batch."""
-        ...
+Progress = Callable[[str, int, int], None]
+"""Called as work goes on: what is done, how much of it, of how much."""
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """Encoded tokens to train and to validate on, and the codec that made them."""
+    """Encoded tokens to train and to validate on, and the codec that encoded them."""
 
     train: Source
     valid: Source
     codec: nn.Module | None = None
     constraint: LinearConstraint | None = None
-    """Laws that tie each token to the next, for models that see everything."""
+    """Linear constraints between consecutive tokens, for models that are not causal."""
     smoother: WienerSmoother | None = None
-    """Linear guesses, for models that see everything."""
+    """Linear estimates of clean tokens from noisy ones, for models that are not causal."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """metrics: plain numbers by name. tables: for people. figures: caption by path."""
+    """metrics: numbers by name. tables: for people. figures: captions by the file's name."""
 
     metrics: dict[str, float]
     tables: tuple[Table, ...] = ()
@@ -80,22 +49,66 @@ class Evaluation:
 
 
 class Task(Protocol):
-    """A frozen dataclass with these methods; its fields are options of the command line."""
+    """A frozen dataclass with `data`, and with `evaluate` and `sample` for the commands of these names. Its fields are options of the
+    command line. All else is optional, with the defaults below.
+    """
+
+    has_score: ClassVar[bool] = False
+    """Whether `score` is there for --train.monitor score."""
+    main_options: ClassVar[tuple[str, ...] | None] = None
+    """Options that --help shows, such as "clips" or "world.size"; the others stand in --help-all. None: all of the task's own."""
+    evaluation_options: ClassVar[tuple[str, ...]] = ()
+    """Options that do not concern training: a run may be resumed with others."""
+    short_options: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Short names of options, such as ("--data", "--task.world.path")."""
 
     def data(self) -> TaskData:
         """What to train on."""
         ...
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
-        """Judge a model, drawing figures into a folder."""
-        ...
+        """Measure a model and draw figures into a folder."""
+        raise ValueError(f"{type(self).__name__} has no method `evaluate`; add one to measure its models")
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
-        """Draw from a model; returns the files written: arrays and a picture of them."""
-        ...
+        """Draw samples from a model into a folder: arrays and a picture of them. Returns the files."""
+        raise ValueError(f"{type(self).__name__} has no method `sample`; add one to show samples of its models")
 
+    # Optional parts.
 
-Progress = Callable[[str, int, int], None]  # (what, done, of): told as work goes on
+    @property
+    def default_samples(self) -> int:
+        """Samples that `evaluate` draws if the command gives no number."""
+        return 1000
+
+    @property
+    def default_shown(self) -> int:
+        """Samples that `sample` draws if the command gives no number."""
+        return 100
+
+    def compare(
+        self, model: DiffusionForcing, others: Mapping[str, tuple[Any, DiffusionForcing]], folder: Path, *, samples: int, seed: int,
+        progress: Progress,
+    ) -> Evaluation:  # fmt: skip
+        """As evaluate, beside other models by name, each with the task (of the same class) that it was trained on."""
+        raise ValueError(f"{type(self).__name__} is measured one run at a time; leave out --against")
+
+    def score(self, model: DiffusionForcing) -> float:
+        """A number by which training may choose the best model (--train.monitor score); less is better."""
+        raise ValueError(f"{type(self).__name__} has no score of its own; use --train.monitor loss")
+
+    def prepare(self, progress: Progress | None = None) -> Path | None:
+        """Make the data now and keep them in the cache. Returns their file; None: they are made in a moment whenever they are needed."""
+        return None
+
+    def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
+        """As data, in the tokens of a trained model's codec (--train.init). raw: what the codec encodes, to train a decoder."""
+        raise ValueError(f"{type(self).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
+
+    def supports_device(self, device: str) -> bool:
+        """Whether its models can be evaluated and sampled on such a device."""
+        return device == "cpu"
+
 
 TASKS: dict[str, str] = {
     "Composition": "diffusion_forcing.composition:Composition",

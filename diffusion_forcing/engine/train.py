@@ -1,7 +1,8 @@
 """The training loop, to be read from top to bottom.
 
-Everything random is drawn from (seed, step) for the whole batch, and each process takes its slice: a resumed run goes on bit for bit, and
-two processes give the losses of one.
+Everything random is drawn from (seed, step) for the whole batch, and each process takes its slice: a resumed run continues bit for bit,
+and two processes give the losses of one. `train` works in a run's folder, with validation, checkpoints and a log; `fit` runs the same
+steps without a folder, for stages and small networks.
 """
 
 from __future__ import annotations
@@ -9,29 +10,31 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
-from .. import levels
-from ..backbones.space_time import SpaceTime
+from ..files import read_tensors
 from ..model import DiffusionForcing
-from ..serialization import describe
-from ..video.decoder import Painting
-from ..video.warp import learn_to_move, moves, spent
-from ..windows import Batch
+from ..serialization import WEIGHTS_FILE, describe, save_model
 from . import checkpoint, optim
-from .config import Experiment, PainterConfig, TrainConfig
-from .distributed import World, check_device, device_kind, shard, spread, world
+from .clock import Clock
+from .config import Experiment, TrainConfig
+from .distributed import Distributed, check_device, device_kind, join_processes, shard, spread
 from .log import Log, progress_bar
-from .task import Source, TaskData
+from .objective import Objective, Stage
+from .pretrained import model_folder
+from .task import Progress, TaskData
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -50,355 +53,259 @@ class Diverged(RuntimeError):
 
 
 def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Result:
-    """Train an experiment in a folder, going on from its checkpoint if it has one; leaves `folder/model` behind.
+    """Train an experiment in a folder, continuing from its checkpoint if it has one; leaves `folder/model` behind.
 
     Ctrl-C and SIGTERM finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
     """
     config = experiment.train
-    check(config)
-    if config.judge == "score" and not hasattr(experiment.task, "score"):
-        raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.judge loss")
-    if isinstance(experiment.model, PainterConfig) and config.init is None:
-        raise ValueError("a painter draws what a trained model says: name that model, a run's folder or a pretrained one, by --train.init")
-    if isinstance(experiment.model, PainterConfig) and config.looks > 1:
-        raise ValueError(
-            f"a painter's model sees a clean past, of which there is nothing to share; got looks={config.looks}, set --train.looks 1"
-        )
-    if isinstance(experiment.model, PainterConfig) and config.imagined:
-        raise ValueError(f"a painter's model sees a clean past; got imagined={config.imagined}, set --train.imagined 0")
-    if isinstance(experiment.model, PainterConfig) and config.parallel == "fsdp":
-        raise ValueError("a painter asks its model by parts of the network that fsdp does not gather; use --train.parallel ddp")
-    with world(config.device) as here, interruptible() as interrupt:
+    check(experiment)
+    with join_processes(config.device) as dist, interruptible() as interrupt:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data, begun = (experiment.task.data(), None) if config.init is None else _begun(experiment, config.init, folder, here)
-        torch.manual_seed(config.seed)
-        model: DiffusionForcing | Painting
-        if isinstance(experiment.model, PainterConfig):
-            assert begun is not None
-            model = experiment.model.teach(begun).to(here.device)
-        else:
-            model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother).to(
-                here.device
-            )
-            if begun is not None:
-                _take_over(model, begun, str(config.init), bool(getattr(experiment.task, "free", 0)))
-        clock = Clock(config)
-        if config.moving and moves(model) and not moves(begun) and not checkpoint.exists(folder):
-            assert isinstance(model, DiffusionForcing)
-            if here.main and not quiet:
-                print(f"first, how pixels move: {config.moving} steps", flush=True)
-            clock.tick()
-            with progress_bar() as progress:
-                whole = learn_to_move(
-                    model, data.train, config.moving, batch=config.batch, generator=seeded(config.seed, -2),
-                    seconds=15 * config.minutes if config.minutes else math.inf, progress=progress if here.main and not quiet else None,
-                    stop=lambda: here.agree(interrupt.requested), here=here,
-                )  # fmt: skip
-            clock.tock()
-            clock.elapsed = here.first(clock.elapsed)
-            if not whole:  # nothing was learned yet that is worth keeping: the same command begins anew
-                return Result("interrupted", 0, math.nan, math.nan, clock.elapsed / 60)
-        describe(_saved(model))  # what cannot be saved at the end should say so at the start
-        # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
-        average = AveragedModel(model, multi_avg_fn=_average(config.ema))
-        if here.size > 1 and config.parallel == "fsdp":
-            shard(average.module, here)
-        module = spread(model, here, config.parallel)
-        optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay)
-        schedulers = [LambdaLR(optimizer, clock.lr_factor) for optimizer in optimizers]
-        scaler = torch.amp.GradScaler(here.device.type, enabled=config.precision == "float16")
-        parts: dict[str, nn.Module] = {"model": model, "average": average}
-        best, waited, loss, valid_loss = math.inf, 0, math.nan, math.nan
-
-        saved = checkpoint.load(folder, parts, optimizers)
+        data, model, init = _begin(experiment, folder, dist)
+        elapsed = 0.0
+        if not checkpoint.exists(folder):
+            for stage in experiment.objective.stages(model, init):
+                began = time.monotonic()
+                whole = _run_stage(stage, model, data, config, dist, lambda: dist.any(interrupt.requested), quiet=quiet or not dist.main)
+                elapsed += dist.first(time.monotonic() - began)
+                if not whole:  # nothing is learned yet that is worth keeping: the same command begins anew
+                    return Result("interrupted", 0, math.nan, math.nan, elapsed / 60)
+        describe(model)  # what cannot be saved at the end is refused at the start
+        trainer = Trainer(model, data.train, experiment.objective, config, dist)
+        trainer.clock.elapsed = elapsed
+        clock, average = trainer.clock, trainer.average.module
+        best, waited, valid_loss = math.inf, 0, math.nan
+        saved = trainer.load(folder)
         if saved is not None:
-            clock.step, clock.elapsed = saved["step"], saved["elapsed"]
-            best, waited, loss, valid_loss = saved["best"], saved["waited"], saved["loss"], saved["valid_loss"]
-            if saved.get("scaler"):
-                scaler.load_state_dict(saved["scaler"])
-            for scheduler in schedulers:
-                _resume_lr(scheduler, clock.step)
-        compiled: Any = torch.compile(module) if config.compile else module
+            best, waited, valid_loss = saved["best"], saved["waited"], saved["valid_loss"]
 
         def save() -> None:
-            tensors = checkpoint.collect(parts, optimizers)
-            if here.main:
-                scalars = {"step": clock.step, "elapsed": clock.elapsed, "best": best, "waited": waited, "loss": loss,
-                           "valid_loss": valid_loss, "scaler": scaler.state_dict()}  # fmt: skip
-                checkpoint.save(folder, tensors, scalars)
-
-        def rate() -> float:
-            return float(schedulers[0].get_last_lr()[0])
+            trainer.save(folder, {"best": best, "waited": waited, "valid_loss": valid_loss})
 
         status = "stopped early" if config.patience is not None and waited >= config.patience else "done"
         last_save = time.monotonic()
-        with Log(folder, clock, quiet=quiet or not here.main, active=here.main, wandb=config.wandb, name=experiment.name) as log:
+        with Log(folder, clock, quiet=quiet or not dist.main, active=dist.main, wandb=config.wandb, name=experiment.name) as log:
             while not clock.finished and status == "done":
-                clock.tick()
-                loss, norm = _step(compiled, data.train, optimizers, scaler, _stage(config, clock.progress), here, clock.step)
-                if not (math.isfinite(loss) and math.isfinite(norm)):
+                try:
+                    loss, norm = trainer.step()
+                except Diverged as error:
                     save()
-                    _save_model(average.module, folder / "model", here)
-                    raise Diverged(_divergence(clock.step, loss, norm, rate(), config, folder))
-                clock.tock()
-                clock.elapsed = here.first(clock.elapsed)  # the learning rate and the end depend on it: one clock for all
-                for scheduler in schedulers:
-                    scheduler.step()
-                average.update_parameters(model)
-                clock.step += 1
-                log.step(loss, norm, rate(), config.batch * data.train.length)
+                    _save_model(average, folder / "model", dist)
+                    raise Diverged(f"{error} The weights from before this step are kept in {folder}.") from None
+                log.step(loss, norm, trainer.lr, config.batch * data.train.length)
                 if clock.step % config.validate_every == 0 or clock.finished:
-                    valid_loss = validate(average.module, data.valid, config, here)
+                    valid_loss = validate(average, data.valid, experiment.objective, config, dist)
                     log.valid(valid_loss)
-                    if config.keep:
-                        _save_model(average.module, folder / "kept" / f"{clock.step:06d}", here)
-                    judged = valid_loss if config.judge == "loss" else _score(experiment.task, average.module, here)
-                    if judged < best:
-                        best, waited = judged, 0
+                    if config.keep_checkpoints:
+                        _save_model(average, folder / "kept" / f"{clock.step:06d}", dist)
+                    monitored = valid_loss if config.monitor == "loss" else _score(experiment, average, dist)
+                    if monitored < best:
+                        best, waited = monitored, 0
                         if config.patience is not None:
-                            _save_model(average.module, folder / "best", here)
+                            _save_model(average, folder / "best", dist)
                     else:
                         waited += 1
                     if config.patience is not None and waited >= config.patience:
                         status = "stopped early"
                         break
-                if here.agree(interrupt.requested):
+                if dist.any(interrupt.requested):
                     status = "interrupted"
                     break
-                if here.agree(time.monotonic() - last_save > config.checkpoint_every):
+                if dist.any(time.monotonic() - last_save > config.checkpoint_every):
                     save()
                     last_save = time.monotonic()
         save()
         if status != "interrupted" and config.patience is not None and (folder / "best").exists():
-            _fill_from(_saved(average.module), folder / "best", here)
-        _save_model(average.module, folder / "model", here)
-        return Result(status, clock.step, loss, valid_loss, clock.elapsed / 60)
+            _load_weights(average, folder / "best", dist)
+        _save_model(average, folder / "model", dist)
+        return Result(status, clock.step, trainer.loss, valid_loss, clock.elapsed / 60)
 
 
-def _begun(experiment: Experiment, init: str, folder: Path, here: World) -> tuple[TaskData, DiffusionForcing]:
-    """The task's data as tokens of a trained model, for a painter as they are, and that model, of which the run keeps a copy: it must go on
-    as it began.
+def fit(
+    model: nn.Module, source: Any, objective: Objective, config: TrainConfig, *, progress: Progress | None = None, label: str = "training",
+    dist: Distributed | None = None, stop: Callable[[], bool] = lambda: False,
+) -> bool:  # fmt: skip
+    """Train a network by an objective, in place and without a folder. Returns whether the budget was spent before `stop()` was true.
+
+    source: draws batches, `draw(size, generator)` and `read(rows)`. The same seed gives the same weights. progress: called after each step
+    with the label. dist: the processes that share each batch. Of config, what concerns folders is not used.
     """
-    from .pretrained import model_folder
-
-    task: Any = experiment.task
-    if not hasattr(task, "data_as"):
-        raise ValueError(f"{type(task).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
-    kept = folder / "init"
-    # A copy of a run that never came to a checkpoint may be of another model.
-    model = DiffusionForcing.from_pretrained(kept if kept.exists() and checkpoint.exists(folder) else model_folder(init))
-    if model.codec is None:
-        raise ValueError(
-            f"{init} has no codec, which says how data become tokens; only models trained by `dforce train` can be gone on from"
-        )
-    data = task.data_as(model.codec, raw=True) if isinstance(experiment.model, PainterConfig) else task.data_as(model.codec)
-    told = getattr(model.backbone, "config", {}).get("cond", data.train.cond_width)
-    if isinstance(experiment.model, PainterConfig) and told != data.train.cond_width:
-        raise ValueError(
-            f"{init} is told {told} numbers a token, and this task tells {data.train.cond_width}; give the --task options that it was "
-            "trained with (such as --task.free)"
-        )
-    here.barrier()  # all have read it
-    if here.main and not (kept.exists() and checkpoint.exists(folder)):
-        model.save_pretrained(kept)
-    here.barrier()
-    return data, model
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    trainer = Trainer(model, source, objective, config, dist or Distributed(device=next(model.parameters()).device))
+    try:
+        while not trainer.clock.finished:
+            if stop():
+                return False
+            trainer.step()
+            if progress is not None:
+                done = (trainer.clock.step, config.steps) if config.steps else (round(100 * min(1.0, trainer.clock.progress)), 100)
+                progress(label, *done)
+    finally:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+    if config.ema:
+        model.load_state_dict(trainer.average.module.state_dict())
+    return True
 
 
-def _take_over(model: DiffusionForcing, begun: DiffusionForcing, init: str, free: bool = False) -> None:
-    """Fill a model that is to be trained with the weights of a trained one, which must be of the same make, but for what moves pixels, for
-    what goes straight to the output, and for the last number that is told where a task is `free`: a network that has learned without may
-    go on with them.
-    """
-    wanted, found = describe(model), describe(begun)
-    grows = moves(model) and not moves(begun)
-    straightens = bool(wanted["backbone"].get("input_skip")) and not found["backbone"].get("input_skip", True)
-    if grows:
-        found["backbone"]["warp"] = wanted["backbone"].get("warp")
-    if straightens:
-        found["backbone"]["input_skip"] = True
-    told = found["backbone"].get("cond", 0)
-    if freed := free and bool(told) and wanted["backbone"].get("cond") == told + 1 and isinstance(model.backbone, SpaceTime):
-        found["backbone"]["cond"] = told + 1
-    for name in ("backbone", "levels", "parameterization", "preconditioning"):
-        if wanted[name] != found[name]:
-            raise ValueError(
-                f"the weights of {init} do not fit this model: {name} is {found[name]} there and {wanted[name]} here; use the same --model "
-                "options and a task that tells as much (such as --task.free), or train without --train.init"
-            )
-    if not torch.equal(model.schedule.alpha_table.cpu(), begun.schedule.alpha_table):
-        raise ValueError(f"{init} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
-    weights = begun.state_dict()
-    if grows:
-        backbone: Any = model.backbone
-        weights["backbone.proj_in.weight"] = backbone.widened(weights["backbone.proj_in.weight"])
-    if freed:  # which counts nothing yet
-        weights["backbone.cond_proj.weight"] = nn.functional.pad(weights["backbone.cond_proj.weight"], (0, 1))
-    model.load_state_dict(weights, strict=not (grows or straightens))
+class Trainer:
+    """A network in training by an objective: its optimisers, learning rates, moving average and clock. `step` takes one step."""
+
+    def __init__(self, model: nn.Module, source: Any, objective: Objective, config: TrainConfig, dist: Distributed) -> None:
+        self.model, self.source, self.objective, self.config, self.dist = model, source, objective, config, dist
+        self.clock, self.loss = Clock(config), math.nan
+        trained = {id(parameter) for parameter in objective.parameters(model)}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+        # The average stays outside of whatever spreads the model over processes, and is what is validated and saved.
+        self.average = AveragedModel(model, multi_avg_fn=_average(config.ema))
+        if dist.size > 1 and config.parallel == "fsdp":
+            shard(self.average.module, dist)
+        self.module = spread(Losses(model), model, dist, config.parallel)
+        self.optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay)
+        self.schedulers = [LambdaLR(optimizer, self.clock.lr_factor) for optimizer in self.optimizers]
+        self.scaler = torch.amp.GradScaler(dist.device.type, enabled=config.precision == "float16")
+        self.losses: Any = torch.compile(self.module) if config.compile else self.module
+
+    @property
+    def lr(self) -> float:
+        return float(self.schedulers[0].get_last_lr()[0])
+
+    def step(self) -> tuple[float, float]:
+        """One step of the optimisers. Returns the loss over all processes and the norm of its gradient; raises Diverged and leaves the
+        weights as they were where either is not finite.
+        """
+        config, dist, clock = self.config, self.dist, self.clock
+        clock.tick()
+        objective, generator = self.objective.at(clock.progress), seeded(config.seed, clock.step)
+        windows = self.source.draw(config.batch, generator)
+        drawn = objective.draw_batch(self.model, self.source, windows, generator)
+        mine = range(len(windows))[dist.slice(len(windows))]
+        share = len(mine) // config.accumulate
+        if share * config.accumulate != len(mine):
+            raise ValueError(f"accumulate={config.accumulate} must divide each process's {len(mine)} sequences")
+        total = torch.zeros(2, dtype=torch.float64)
+        for part in range(config.accumulate):
+            rows = slice(mine[part * share], mine[part * share] + share)
+            batch = _to(self.source.read(windows[rows]), dist.device)
+            with torch.autocast(dist.device.type, DTYPES[config.precision], enabled=config.precision != "float32"):
+                losses = self.losses(objective, batch, _to(drawn, dist.device, rows))
+            losses = losses * batch.mask
+            # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
+            loss = losses.sum() / (len(windows) * losses.shape[1]) * dist.size
+            self.scaler.scale(loss).backward()
+            total += torch.stack([losses.detach().sum(), batch.mask.sum()]).cpu().double()
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = _whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm))
+        total = dist.sum(total)
+        self.loss = float(total[0] / total[1])
+        finite = math.isfinite(self.loss) and math.isfinite(norm)
+        if finite or config.precision == "float16":  # whose scaler skips steps by itself
+            for optimizer in self.optimizers:
+                self.scaler.step(optimizer)
+            self.scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if config.precision == "float16" and not math.isfinite(norm):
+            norm = 0.0
+        if not (math.isfinite(self.loss) and math.isfinite(norm)):
+            raise Diverged(_divergence(clock.step, self.loss, norm, self.lr, config))
+        clock.tock()
+        clock.elapsed = dist.first(clock.elapsed)  # the learning rate and the end depend on it: one clock for all
+        for scheduler in self.schedulers:
+            scheduler.step()
+        self.average.update_parameters(self.model)
+        clock.step += 1
+        return self.loss, norm
+
+    def save(self, folder: Path, scalars: dict[str, Any]) -> None:
+        """Write a checkpoint, with further numbers beside those of the training."""
+        tensors = checkpoint.collect(self._modules, self.optimizers)
+        if self.dist.main:
+            own = {"step": self.clock.step, "elapsed": self.clock.elapsed, "loss": self.loss, "scaler": self.scaler.state_dict()}
+            checkpoint.save(folder, tensors, {**own, **scalars})
+
+    def load(self, folder: Path) -> dict[str, Any] | None:
+        """Continue from a folder's checkpoint, if it has one; returns the numbers saved with it."""
+        saved = checkpoint.load(folder, self._modules, self.optimizers)
+        if saved is None:
+            return None
+        self.clock.step, self.clock.elapsed, self.loss = saved["step"], saved["elapsed"], saved["loss"]
+        if saved["scaler"]:
+            self.scaler.load_state_dict(saved["scaler"])
+        for scheduler in self.schedulers:
+            _resume_lr(scheduler, self.clock.step)
+        return saved
+
+    @property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "average": self.average}
 
 
-def _stage(config: TrainConfig, progress: float) -> TrainConfig:
-    """What holds when so much of the budget is spent: pasts are imagined from some share of it on."""
-    return config if not config.imagined or progress >= config.imagined_after else replace(config, imagined=0.0)
+class Losses(nn.Module):
+    """A network's losses by an objective, as one forward pass: what DDP and torch.compile wrap."""
 
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-def _step(
-    module: nn.Module, data: Source, optimizers: list[torch.optim.Optimizer], scaler: torch.amp.GradScaler, config: TrainConfig,
-    here: World, step: int,
-) -> tuple[float, float]:  # fmt: skip
-    """One step of the optimisers: the loss over all processes, and the gradient's norm. If either is not finite, weights stay."""
-    generator = seeded(config.seed, step)
-    windows = data.draw(config.batch, generator)
-    drawn = draw(windows, data, config, generator, _schedule_levels(module), config.looks)
-    mine = range(len(windows))[here.slice(len(windows))]
-    share = len(mine) // config.accumulate
-    if share * config.accumulate != len(mine):
-        raise ValueError(f"accumulate={config.accumulate} must divide each process's {len(mine)} sequences")
-    total = torch.zeros(2, dtype=torch.float64)
-    for part in range(config.accumulate):
-        rows = slice(mine[part * share], mine[part * share] + share)
-        batch, noise, k, past, imagined = _read(data, windows[rows], drawn.of(rows), here, _schedule_levels(module))
-        extra = {} if imagined is None else {"self_context": imagined}  # which a painter knows nothing of
-        with torch.autocast(here.device.type, _DTYPES[config.precision], enabled=config.precision != "float32"):
-            losses = module(batch.x, k, batch.cond, noise=noise, past=past, **extra).unflatten(0, (share, config.looks))
-        losses = losses * batch.mask[:, None]
-        # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
-        loss = losses.sum() / (len(windows) * config.looks * data.length_of(windows)) * here.size
-        scaler.scale(loss).backward()
-        total += torch.stack([losses.detach().sum() / config.looks, batch.mask.sum()]).cpu().double()
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-    norm = _whole(nn.utils.clip_grad_norm_(module.parameters(), config.clip_norm))
-    total = here.sum(total)
-    value = float(total[0] / total[1])
-    if (math.isfinite(value) and math.isfinite(norm)) or config.precision == "float16":
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-    for optimizer in optimizers:
-        optimizer.zero_grad(set_to_none=True)
-    return value, norm if config.precision != "float16" else 0.0 if math.isnan(norm) or math.isinf(norm) else norm
-
-
-class Drawn(NamedTuple):
-    """What is drawn for windows: noise and levels k of `looks` versions of each, beside one another, levels of the past, which conditions
-    are kept, and at which levels tokens are imagined.
-    """
-
-    noise: Tensor
-    k: Tensor
-    past: Tensor | None
-    kept: Tensor | None
-    imagined: Tensor | None = None
-
-    def of(self, rows: slice) -> Drawn:
-        """Those of some of the windows."""
-        whole = self.k.unflatten(0, (-1, 1)) if self.past is None else self.k.unflatten(0, (len(self.past), -1))
-        noise = self.noise.unflatten(0, whole.shape[:2])
-        past, kept, imagined = (part if part is None else part[rows] for part in (self.past, self.kept, self.imagined))
-        return Drawn(noise[rows].flatten(0, 1), whole[rows].flatten(0, 1), past, kept, imagined)
-
-
-def draw(windows: Tensor, data: Source, config: TrainConfig, generator: Generator, top: int, looks: int = 1) -> Drawn:
-    """Noise and levels for a whole batch of windows."""
-    size, length = len(windows), data.length_of(windows)
-    k, past = levels.by_name(config.draw, getattr(data, "modalities", 1))((size * looks, length), top, generator)
-    noise = torch.randn(size * looks, length, *data.event, generator=generator)
-    past = None if past is None else past[::looks]
-    kept = torch.rand(size, generator=generator) >= config.cond_drop if config.cond_drop else None
-    if config.given:
-        given = torch.rand(size, generator=generator) < config.given
-        known = getattr(data, "context", 1)
-        k[given.repeat_interleave(looks), :known] = 0
-        if past is not None:
-            past[given, :known] = 0
-    imagined = levels.self_context_levels(k, top, config.imagined, generator) if config.imagined else None
-    if imagined is not None and config.given:
-        imagined[given, :known] = 0  # what is given is the truth
-    return Drawn(noise, k, past, kept, imagined)
-
-
-def _read(data: Source, windows: Tensor, drawn: Drawn, here: World, top: int) -> tuple[Batch, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """A batch on this process's device. Padding is a token at level K: it says nothing, to any backbone."""
-    batch = data.read(windows)
-    noise, k, past, kept, imagined = drawn
-    k = torch.where(batch.mask.repeat_interleave(len(k) // len(windows), dim=0), k, top)
-    past = None if past is None else torch.where(batch.mask, past, top).to(here.device)
-    imagined = None if imagined is None else (imagined * batch.mask).to(here.device)
-    cond = batch.cond if kept is None else batch.cond * kept[:, None, None]
-    batch = Batch(*(part.to(here.device, non_blocking=True) for part in (batch.x, cond, batch.mask)))
-    return batch, noise.to(here.device), k.to(here.device), past, imagined
+    def forward(self, objective: Objective, batch: Any, drawn: Any) -> Tensor:
+        return objective(self.model, batch, drawn)
 
 
 @torch.no_grad()
-def validate(model: nn.Module, data: Source, config: TrainConfig, here: World) -> float:
-    """Loss on held-out windows, with the same levels and noise every time."""
-    windows = data.all()
+def validate(model: nn.Module, source: Any, objective: Objective, config: TrainConfig, dist: Distributed) -> float:
+    """Loss on held-out windows, with the same random numbers every time."""
+    objective = objective.at(None)
+    windows = source.all()
     windows = windows[torch.linspace(0, len(windows) - 1, min(config.valid_windows, len(windows))).long()]
-    generator = seeded(config.seed, -1)
-    top = _schedule_levels(model)
-    drawn = draw(windows, data, config, generator, top)
+    drawn = objective.draw_batch(model, source, windows, seeded(config.seed, -1))
     total = torch.zeros(2, dtype=torch.float64)
     size = max(1, config.batch // config.accumulate)
     for i, first in enumerate(range(0, len(windows), size)):
-        if i % here.size != here.rank and config.parallel != "fsdp":
+        if i % dist.size != dist.rank and config.parallel != "fsdp":
             continue
         rows = slice(first, first + size)
-        batch, noise, k, past, _ = _read(data, windows[rows], drawn.of(rows), here, top)
-        losses = model(batch.x, k, batch.cond, noise=noise, past=past) * batch.mask
+        batch = _to(source.read(windows[rows]), dist.device)
+        losses = objective(model, batch, _to(drawn, dist.device, rows)) * batch.mask
         total += torch.stack([losses.sum(), batch.mask.sum()]).cpu().double()
-    total = here.sum(total)
+    total = dist.sum(total)
     return float(total[0] / total[1])
 
 
-def _score(task: Any, model: nn.Module, here: World) -> float:
-    """The task's own score of a model. Each process works it out alike."""
-    model.eval()
-    found = here.first(float(task.score(model)))
-    model.train()
-    return found
+def check(experiment: Experiment) -> None:
+    """Raise for what can be known to fail before anything is started or written."""
+    config, objective = experiment.train, experiment.objective
+    kind = check_device(device_kind(config.device)).type
+    if config.precision != "float32" and kind != "cuda":
+        raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
+    if config.monitor == "score" and not experiment.task.has_score:
+        raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.monitor loss")
+    if experiment.model is None and config.init is None:
+        raise ValueError(f"{type(objective).__name__} trains a part of a trained model: name that model, a run's folder or a pretrained "
+                         "model, by --train.init")  # fmt: skip
+    if config.parallel == "fsdp":
+        if not objective.supports_fsdp:
+            raise ValueError("fsdp gathers weights for the network's forward pass only, and this objective uses it in other ways (as do "
+                             "draws of levels that give the past its own); use --train.parallel ddp")  # fmt: skip
+        if config.monitor == "score":
+            raise ValueError(
+                "monitor=score samples from the model, which fsdp has sharded; use --train.parallel ddp or --train.monitor loss"
+            )
+        if config.optimizer == "muon":
+            raise ValueError("Muon needs whole matrices, which fsdp shards; use --train.parallel ddp or --train.optimizer adamw")
 
 
-class Clock:
-    """How far a training is: by steps, by minutes, or by whichever is further."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
-        self.step = 0
-        self.elapsed = 0.0
-        self._since: float | None = None
-
-    def tick(self) -> None:
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def tock(self) -> None:
-        now = time.monotonic()
-        self.elapsed += now - (now if self._since is None else self._since)
-        self._since = now
-
-    @property
-    def progress(self) -> float:
-        """0 at the start, 1 at the end of the budget."""
-        return self._spent(self.step)
-
-    def _spent(self, step: int) -> float:
-        """Share of the budget after so many steps."""
-        by_time = self.elapsed / (60 * self.config.minutes) if self.config.minutes else 0.0
-        return spent(step, self.config.steps, by_time) if self.config.steps else by_time
-
-    @property
-    def finished(self) -> bool:
-        return self.progress >= 1
-
-    def lr_factor(self, step: int) -> float:
-        """Warm-up, then a cosine down to the final share."""
-        config = self.config
-        progress = min(1.0, self._spent(step))
-        fall = config.final_lr + (1 - config.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
-        return min(1.0, (step + 1) / config.warmup if config.warmup else 1.0) * fall
+def seeded(*numbers: int) -> Generator:
+    """A generator for (seed, step, ...): the same numbers give the same draws, others unrelated ones."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = ((state ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
 
 
 class Interrupt:
@@ -427,29 +334,83 @@ def interruptible() -> Iterator[Interrupt]:
             signal.signal(caught, handler)
 
 
-def seeded(*numbers: int) -> Generator:
-    """A generator for (seed, step, ...): the same numbers give the same draws, others unrelated ones."""
-    state = 0x9E3779B97F4A7C15
-    for number in numbers:
-        state = ((state ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
+def _begin(experiment: Experiment, folder: Path, dist: Distributed) -> tuple[TaskData, DiffusionForcing, DiffusionForcing | None]:
+    """The data, the model to train, and the trained model that it begins with, if any."""
+    config, objective = experiment.train, experiment.objective
+    init = None if config.init is None else _load_init(config.init, folder, dist)
+    data = experiment.task.data() if init is None else objective.data(experiment.task, init.codec)  # type: ignore[arg-type]
+    torch.manual_seed(config.seed)
+    if experiment.model is None:
+        assert init is not None
+        model = objective.prepare(init)
+        if model.traits.cond not in (None, data.train.cond_width):
+            raise ValueError(f"{config.init} reads conditions of {model.traits.cond} numbers a token, and this task gives "
+                             f"{data.train.cond_width}; give the --task options that it was trained with")  # fmt: skip
+    else:
+        model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother)
+        if init is not None:
+            _take_weights(model, init, str(config.init))
+    return data, model.to(dist.device), init
 
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+def _load_init(init: str, folder: Path, dist: Distributed) -> DiffusionForcing:
+    """The trained model to begin with. The run keeps a copy: it must continue as it began."""
+    kept = folder / "init"
+    resumed = kept.exists() and checkpoint.exists(folder)  # the copy of a run that never came to a checkpoint may be of another model
+    model = DiffusionForcing.from_pretrained(kept if resumed else model_folder(init))
+    if model.codec is None:
+        raise ValueError(f"{init} has no codec, which makes tokens of data; use a model trained by `dforce train`")
+    dist.barrier()  # all have read it
+    if dist.main and not resumed:
+        model.save_pretrained(kept)
+    dist.barrier()
+    return model
 
 
-def check(config: TrainConfig) -> None:
-    """What can be known to fail before anything is started or written."""
-    kind = check_device(device_kind(config.device)).type
-    if config.precision != "float32" and kind != "cuda":
-        raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
-    if config.parallel == "fsdp" and levels.by_name(config.draw)((1, 2), 2, Generator().manual_seed(0)).past is not None:
-        raise ValueError(f"draw={config.draw} gives tokens a past of its own, by parts of the network that fsdp does not gather; use ddp")
-    if config.parallel == "fsdp" and config.judge == "score":
-        raise ValueError("judge=score samples from the model, which fsdp has cut up; use ddp, or judge=loss")
-    if config.parallel == "fsdp" and config.optimizer == "muon":
-        raise ValueError("Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw")
+def _take_weights(model: DiffusionForcing, init: DiffusionForcing, name: str) -> None:
+    """Fill a new model with the weights of a trained one, which must be alike, but for parts that its backbone can add."""
+    ours, theirs = describe(model), describe(init)
+    weights = init.state_dict()
+    if model.traits.grows and ours["backbone"]["kind"] == theirs["backbone"]["kind"]:
+        network = {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
+        network, config = model.backbone.grow(network, init.traits.config)  # type: ignore[attr-defined]
+        weights |= {f"backbone.{name}": value for name, value in network.items()}
+        theirs["backbone"] = {"kind": theirs["backbone"]["kind"], **config}
+    for part in ("backbone", "levels", "parameterization", "preconditioning"):
+        if ours[part] != theirs[part]:
+            raise ValueError(f"the weights of {name} do not fit this model: {part} is {theirs[part]} there and {ours[part]} here; use the "
+                             "same --model options and a task with the same conditions, or train without --train.init")  # fmt: skip
+    if not torch.equal(model.schedule.alpha_table.cpu(), init.schedule.alpha_table):
+        raise ValueError(f"{name} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
+    model.load_state_dict(weights)
+
+
+def _run_stage(
+    stage: Stage, model: nn.Module, data: TaskData, config: TrainConfig, dist: Distributed, stop: Callable[[], bool], *, quiet: bool
+) -> bool:  # fmt: skip
+    """Run a stage that comes before the main training. Returns whether it was not stopped."""
+    budget = TrainConfig(
+        steps=stage.steps, minutes=config.minutes and config.minutes / 4, batch=config.batch, accumulate=config.accumulate, lr=stage.lr,
+        warmup=20, ema=0.0, seed=config.seed, precision=config.precision,
+    )  # fmt: skip
+    if quiet:
+        return fit(model, data.train, stage.objective, budget, dist=dist, stop=stop)
+    print(f"{stage.label}: {stage.steps} steps before the main training", flush=True)
+    with progress_bar() as progress:
+        return fit(model, data.train, stage.objective, budget, progress=progress, label=stage.label, dist=dist, stop=stop)
+
+
+def _to(parts: Any, device: torch.device, rows: slice = slice(None)) -> Any:
+    """Some rows of a NamedTuple of tensors, or of None, on a device."""
+    return type(parts)._make(part if part is None else part[rows].to(device, non_blocking=True) for part in parts)
+
+
+def _score(experiment: Experiment, model: Any, dist: Distributed) -> float:
+    """The task's own score of a model. Each process computes it alike."""
+    model.eval()
+    score = dist.first(experiment.task.score(model))
+    model.train()
+    return score
 
 
 def _average(decay: float) -> Any:
@@ -471,56 +432,25 @@ def _resume_lr(scheduler: LambdaLR, step: int) -> None:
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
-def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainConfig, folder: Path) -> str:
+def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainConfig) -> str:
     return (
-        f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. The weights from before "
-        f"this step are kept in {folder}. Try a lower learning rate (--train.lr {config.lr / 3:.2g}), a longer warm-up "
-        f"(--train.warmup {2 * config.warmup}) together with --fresh, or look for outliers in the data."
+        f"training diverged at step {step + 1}: loss {loss}, gradient norm {norm}, learning rate {lr:.3g}. Try a lower learning rate "
+        f"(--train.lr {config.lr / 3:.2g}), a longer warm-up (--train.warmup {2 * config.warmup}) together with --fresh, or look for "
+        "outliers in the data."
     )
 
 
-def _schedule_levels(module: nn.Module) -> int:
-    inner = getattr(module, "_orig_mod", module)
-    model: Any = getattr(inner, "module", inner)
-    return model.schedule.levels
-
-
 def _whole(value: Tensor) -> float:
-    return float(value.full_tensor() if hasattr(value, "full_tensor") else value)
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
-def _saved(model: nn.Module) -> nn.Module:
-    """What is kept of what is trained: of a painter's training, the model that it paints for."""
-    return model.model if isinstance(model, Painting) else model
+def _save_model(model: Any, folder: Path, dist: Distributed) -> None:
+    tensors = checkpoint.collect({"": model}, [])
+    if dist.main:
+        save_model(model, folder, tensors)
+    dist.barrier()
 
 
-def _save_model(model: nn.Module, folder: Path, here: World) -> None:
-    model = _saved(model)
-    tensors = checkpoint.collect({"model": model}, [])
-    if here.main:
-        DiffusionForcing.save_pretrained(_Whole(model, tensors), folder)  # type: ignore[arg-type]
-    here.barrier()
-
-
-class _Whole:
-    """A model whose shards have been gathered, as far as saving it goes."""
-
-    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        self._model = model
-        self._tensors = {name.removeprefix("model."): value for name, value in tensors.items()}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._tensors
-
-
-def _fill_from(model: nn.Module, folder: Path, here: World) -> None:
-    from ..files import read_tensors
-    from ..serialization import WEIGHTS_FILE
-
-    here.barrier()
-    tensors = read_tensors(folder / WEIGHTS_FILE)
-    own = model.state_dict()
-    model.load_state_dict({name: checkpoint._like(tensors[name], value) for name, value in own.items()})
+def _load_weights(model: nn.Module, folder: Path, dist: Distributed) -> None:
+    dist.barrier()
+    checkpoint.fill(model, read_tensors(folder / WEIGHTS_FILE))

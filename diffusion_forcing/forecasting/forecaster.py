@@ -21,7 +21,9 @@ import numpy as np
 import pandas as pd
 from torch import Generator
 
-from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, to_dict
+from ..backbones import RNNConfig, TransformerConfig
+from ..engine.config import Experiment, ModelConfig, TrainConfig, to_dict
+from ..engine.objective import Denoising
 from ..engine.train import Result, train
 from ..files import write_atomically
 from ..model import DiffusionForcing
@@ -113,7 +115,7 @@ class Forecaster:
     cross_series: bool = True
     """Condition each series on the recent mean residual of all series."""
     level_draw: str | None = None
-    """How training draws noise levels, as --train.draw; None: as suits the backbone."""
+    """How training draws noise levels, as --objective.draw; None: as suits the backbone."""
     sampler: Sampler | None = None
     """How futures are sampled; None: as suits the backbone."""
     samples: int = 100
@@ -162,11 +164,10 @@ class Forecaster:
         return Experiment(
             self.task(source), ModelConfig(network),
             TrainConfig(
-                steps=None, minutes=self.minutes, batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995,
-                draw=self.level_draw or LEVEL_DRAWS[self.backbone], given=0.8, seed=self.seed, validate_every=50, patience=12,
-                threads=self.threads,
+                steps=None, minutes=self.minutes, batch=128, lr=2e-3, weight_decay=1e-3, ema=0.995, seed=self.seed, validate_every=50,
+                patience=12, threads=self.threads,
             ),
-            name="forecast",
+            Denoising(draw=self.level_draw or LEVEL_DRAWS[self.backbone], clean_context_prob=0.8), name="forecast",
         )  # fmt: skip
 
     def fit(self, data: pd.DataFrame | Panel, *, folder: str | Path | None = None, quiet: bool = True, **columns: Any) -> Forecaster:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Generator
 
-from ..engine.task import Evaluation, Progress, Table, TaskData
+from ..engine.task import Evaluation, Progress, Table, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampler import Sampler
 from .baselines import drift, random_walk, ridge_var, seasonal_naive
@@ -46,7 +46,7 @@ Baseline = Callable[[Array, int, int, np.random.Generator], Any]  # (past (t, d)
 
 
 @dataclass(frozen=True)
-class Forecasting:
+class Forecasting(Task):
     """Forecasts of many series, and how they are sampled."""
 
     source: str = "exchange"
@@ -75,6 +75,9 @@ class Forecasting:
     """Futures to sample."""
     sampler: Sampler = AUTOREGRESSIVE
     """How they are sampled."""
+
+    has_score = True
+    main_options = ("source", "path", "horizon", "test_windows", "context", "season", "samples", "sampler.steps")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "season", tuple(self.season))  # lists are welcome

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from ..windows import Batch
+from ..windows import Batch, Source
 from .calendar import clock_of
 from .features import SeriesFeatures, build_cond, build_joint_cond
 from .panel import Array, Panel
@@ -48,7 +48,7 @@ class History:
         return replace(self, values=self.values[:, which], level=None if self.level is None else self.level[:, which])
 
 
-class SeriesWindows:
+class SeriesWindows(Source):
     """Windows of single series: `context` steps and the horizon, one token a value. A missing value is a masked token (level K)."""
 
     def __init__(self, history: History, scaler: SeriesScaler, features: SeriesFeatures, context: int, first: int, last: int) -> None:
@@ -69,23 +69,14 @@ class SeriesWindows:
         self.lagged = features.lagged(scaler, scaler.fill_missing(scaler.standardize(values)), clock, scaler.warmup, len(values))
         self.cross_series = features.cross_series_mean(tokens)
         self.time, self.static = features.time_features(clock, history.known), torch.from_numpy(features.static_features.astype(np.float32))
-
-    @property
-    def event(self) -> tuple[int, ...]:
-        return (1,)
-
-    @property
-    def cond_width(self) -> int:
-        return self.time.shape[1] + self.static.shape[1] + self.lagged.shape[2] + self.cross_series.shape[1]
+        self.event = (1,)
+        self.cond_width = self.time.shape[1] + self.static.shape[1] + self.lagged.shape[2] + self.cross_series.shape[1]
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
         """Random windows (size, 2): series and first step."""
         which = torch.randint(0, self.tokens.shape[1], (size,), generator=generator)
         start = torch.randint(self.first, self.last - self.length + 1, (size,), generator=generator)
         return torch.stack([which, start], dim=1)
-
-    def length_of(self, windows: Tensor) -> int:
-        return self.length
 
     def all(self) -> Tensor:
         """Windows for validation: every series, at starts half a window apart."""
@@ -101,7 +92,7 @@ class SeriesWindows:
         return Batch(self.tokens[steps, series][..., None], cond, self.mask[steps, series])
 
 
-class JointWindows:
+class JointWindows(Source):
     """Windows of all series at once, as in the paper: a token holds the residuals of all of them at one step. A missing value in it is 0
     (as expected); a token of which half or more is missing is masked."""
 
@@ -111,21 +102,11 @@ class JointWindows:
         self.length, self.context, self.first, self.last, self.warmup = single.length, context, single.first, single.last, single.warmup
         self.tokens, self.mask = single.tokens, single.mask.float().mean(1) > 0.5
         self.cond = build_joint_cond(single.time[scaler.warmup :], single.lagged)
-
-    @property
-    def event(self) -> tuple[int, ...]:
-        return (self.tokens.shape[1],)
-
-    @property
-    def cond_width(self) -> int:
-        return self.cond.shape[1]
+        self.event, self.cond_width = (self.tokens.shape[1],), self.cond.shape[1]
 
     def draw(self, size: int, generator: Generator | None = None) -> Tensor:
         """Random windows (size, 1): first step."""
         return torch.randint(self.first, self.last - self.length + 1, (size, 1), generator=generator)
-
-    def length_of(self, windows: Tensor) -> int:
-        return self.length
 
     def all(self) -> Tensor:
         """Windows for validation, at all starts."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checks import check_options
 from ..engine.log import progress_bar
-from ..engine.task import Evaluation, Progress, Table, TaskData
+from ..engine.task import Evaluation, Progress, Table, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampling import Sampler
 from .agent import SAMPLER, AgentOptions, agent_for
@@ -33,7 +33,7 @@ CODECS = {"modalities": ModalityTokens, "image": ImageTokens}
 
 
 @dataclass(frozen=True)
-class Imitation:
+class Imitation(Task):
     """Demonstrations, how they become tokens, and how an agent acts."""
 
     world: Swapping | Pushing | Recorded = field(default_factory=Swapping)
@@ -62,6 +62,10 @@ class Imitation:
     agent: AgentOptions = field(default_factory=AgentOptions)
     """What the agent remembers, and how it treats noisy observations."""
 
+    main_options = ("chunk", "components", "window", "state", "world.path", "world.number", "sampler.steps", "agent.memory")
+    short_options = (("--data", "--task.world.path"),)
+    evaluation_options = ("world.trials", "world.distractor_level", "world.extra_steps")
+
     def __post_init__(self) -> None:
         check_options(self, "chunk", "components", "window", "offsets")
         if self.keypoint_steps < 0:
@@ -77,8 +81,10 @@ class Imitation:
     def data(self) -> TaskData:
         return _data(self)
 
-    def data_as(self, codec: nn.Module) -> TaskData:
+    def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
         """As `data`, in the tokens of a model that was trained before."""
+        if raw:
+            raise ValueError("an imitation model has no learned decoder to train by itself; use another objective")
         kind = CODECS[self.tokens]
         if not isinstance(codec, kind):
             raise ValueError(f"the model's tokens are {type(codec).__name__}, this task's {kind.__name__} (--task.tokens)")
@@ -87,6 +93,12 @@ class Imitation:
     @property
     def default_samples(self) -> int:
         return self.world.held_out if isinstance(self.world, Recorded) else 50
+
+    def compare(
+        self, model: DiffusionForcing, others: Mapping[str, tuple[Any, DiffusionForcing]], folder: Path, *, samples: int, seed: int,
+        progress: Progress,
+    ) -> Evaluation:  # fmt: skip
+        return self.evaluate(model, folder, samples=samples, seed=seed, progress=progress, others=dict(others))
 
     def evaluate(
         self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,

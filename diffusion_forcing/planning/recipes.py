@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
-from ..engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig
+from ..backbones import RNNConfig, TransformerConfig
+from ..engine.config import Experiment, ModelConfig, TrainConfig, replace
+from ..engine.objective import Denoising
 from .options import PLAN_SAMPLER, PlanOptions
 from .task import Maze2D
 
@@ -15,84 +17,45 @@ PLAN = {
     "large": PlanOptions(scale=0.003, short_plan_scale=4.0),
 }
 MINUTES = {"umaze": 4.0, "medium": 20.0, "large": 20.0}
-"""Of training, on two cores."""
+"""Budget of training on two cores."""
+# Half of the sequences share one level, as plans sampled whole do: walls are learned only there, far from anything known. The others teach
+# pyramids, and single tokens that are uncertain.
+OBJECTIVE = Denoising(draw="independent+staircase+shared+shared", clean_context_prob=0.9)
 
 
-def _train(maze: str) -> TrainConfig:
-    # Half of the sequences share one level, as plans sampled whole do: only there, far from anything known, are walls learned. The
-    # others teach pyramids, and doubt about single tokens.
-    return TrainConfig(
-        steps=None, minutes=MINUTES[maze], batch=32, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998,
-        draw="independent+staircase+shared+shared", given=0.9, validate_every=500, log_every=100,
+def maze2d(maze: Any, backbone: str = "transformer") -> Experiment:
+    """A maze: a transformer that is not causal and plans whole episodes; a GRU, causal as in the paper, sampled along a pyramid; or the
+    paper's own size (4.33 million parameters) and settings: GRU, x0-prediction, fused SNR, batch 2048, for a GPU.
+    """
+    if backbone == "paper":
+        return _paper(maze)
+    train = TrainConfig(
+        steps=None, minutes=MINUTES[maze], batch=32, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=500,
+        log_every=100,
     )  # fmt: skip
+    if backbone == "gru":
+        sampler = dataclasses.replace(PLAN_SAMPLER, matrix="pyramid")
+        model = ModelConfig(RNNConfig(hidden=256, layers=1, blocks=2), schedule="linear")
+    else:
+        sampler = PLAN_SAMPLER
+        model = ModelConfig(TransformerConfig(hidden=128, layers=4, heads=4, causal=False), schedule="linear")
+    return Experiment(Maze2D(maze, sampler=sampler, plan=PLAN[maze], short_windows=0.4), model, train, OBJECTIVE)
 
 
-def _transformer(maze: Any) -> Experiment:
+def _paper(maze: Any) -> Experiment:
+    sampler = dataclasses.replace(PLAN_SAMPLER, steps=50, matrix="pyramid")
     return Experiment(
-        task=Maze2D(maze, plan=PLAN[maze], short_windows=0.4),
-        model=ModelConfig(TransformerConfig(hidden=128, layers=4, heads=4, causal=False), schedule="linear"),
-        train=_train(maze),
-    )
-
-
-def maze2d_umaze() -> Experiment:
-    """The U-shaped maze: a transformer that plans 300 steps ahead. 4 minutes on two cores."""
-    return _transformer("umaze")
-
-
-def maze2d_medium() -> Experiment:
-    """The medium maze: a transformer that plans 600 steps ahead. 20 minutes on two cores."""
-    return _transformer("medium")
-
-
-def maze2d_large() -> Experiment:
-    """The large maze: a transformer that plans 800 steps ahead. 20 minutes on two cores."""
-    return _transformer("large")
-
-
-def _gru(maze: Any) -> Experiment:
-    sampler = replace(PLAN_SAMPLER, matrix="pyramid")
-    return Experiment(
-        task=Maze2D(maze, sampler=sampler, plan=PLAN[maze], short_windows=0.4),
-        model=ModelConfig(RNNConfig(hidden=256, layers=1, blocks=2), schedule="linear"),
-        train=_train(maze),
-    )
-
-
-def maze2d_umaze_gru() -> Experiment:
-    """The U-shaped maze with a GRU, causal as in the paper, sampled along a pyramid. 4 minutes on two cores."""
-    return _gru("umaze")
-
-
-def maze2d_medium_gru() -> Experiment:
-    """The medium maze with a GRU. 20 minutes on two cores."""
-    return _gru("medium")
-
-
-def maze2d_large_gru() -> Experiment:
-    """The large maze with a GRU. 20 minutes on two cores."""
-    return _gru("large")
-
-
-def maze2d_paper() -> Experiment:
-    """The paper's own size (4.33 million parameters) and settings: GRU, x0-prediction, fused SNR, batch 2048. Wants a GPU."""
-    return Experiment(
-        task=Maze2D(
-            "medium", sampler=replace(PLAN_SAMPLER, steps=50, matrix="pyramid"), plan=PlanOptions(scale=PLAN["medium"].scale, draws=4)
-        ),
-        model=ModelConfig(
+        Maze2D(maze, sampler=sampler, plan=PlanOptions(scale=PLAN[maze].scale, draws=4)),
+        ModelConfig(
             RNNConfig(hidden=430, layers=1, blocks=2), schedule="linear", parameterization="x0", weight="fused_snr", frame_stack=10
         ),
-        train=TrainConfig(steps=50_000, batch=2048, accumulate=16, lr=5e-4, warmup=1000, ema=0.999, given=0.5),
+        TrainConfig(steps=50_000, batch=2048, accumulate=16, lr=5e-4, warmup=1000, ema=0.999),
+        Denoising(clean_context_prob=0.5),
     )
 
 
-PLANNING = {
-    "maze2d-umaze": maze2d_umaze,
-    "maze2d-medium": maze2d_medium,
-    "maze2d-large": maze2d_large,
-    "maze2d-umaze-gru": maze2d_umaze_gru,
-    "maze2d-medium-gru": maze2d_medium_gru,
-    "maze2d-large-gru": maze2d_large_gru,
-    "maze2d-paper": maze2d_paper,
-}
+def diffuser(experiment: Experiment) -> Experiment:
+    """Diffuser on the same maze: full-sequence diffusion whose plans a PD controller follows (--task.policy diffuser: its own actions)."""
+    if not isinstance(experiment.task, Maze2D) or experiment.model is None or experiment.model.backbone.causal:
+        raise ValueError("the baseline diffuser is for maze2d recipes with --backbone transformer; choose another, or leave out --baseline")
+    return replace(experiment, task__policy="diffuser_pd", objective__draw="shared", objective__clean_context_prob=0.0)

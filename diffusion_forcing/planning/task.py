@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..engine.log import progress_bar
-from ..engine.task import Evaluation, Progress, TaskData
+from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..preconditioning import WienerSmoother
 from ..sampler import Sampler
 from . import data as store
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Maze2D:
+class Maze2D(Task):
     """A ball in a maze: what a model is trained on, and how it is evaluated."""
 
     maze: Literal["umaze", "medium", "large"] = "medium"
@@ -69,6 +69,9 @@ class Maze2D:
     """Seed of the data collector."""
     data_file: Path | None = None
     """Your own data: .hdf5 in the layout of D4RL or Minari. None: collected on first use and cached."""
+
+    main_options = ("multi", "policy", "parallel_episodes", "data_file", "sampler.steps", "sampler.matrix", "plan.scale", "plan.draws")
+    short_options = (("--multi", "--task.multi"),)
 
     def __post_init__(self) -> None:
         by_name(self.maze)

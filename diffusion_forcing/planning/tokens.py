@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from ..codecs import Chain, Normalize, Rotate, Stack
-from ..windows import Batch
+from ..windows import Batch, Source
 from .data import Transitions, interpolate_repeats
 from .dynamics import fit_law_of_motion, in_free_flight
 from .envs.maze2d import DT, GEAR
@@ -68,7 +68,7 @@ def position_numbers(frame_stack: int) -> list[int]:
     return [0, frame_stack + 2]
 
 
-class FrameWindows:
+class FrameWindows(Source):
     """Windows that start at any frame of any stream: a present token, then length-1 tokens of `stack` frames, encoded when read.
 
     frames, before: as from `frames_of`. event: the shape of a token. short: fraction of the batches whose windows are cut into pieces of

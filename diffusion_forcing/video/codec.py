@@ -61,6 +61,11 @@ class Patches(nn.Module):
         for name, value in {"middle": middle, "basis": basis, "mean": mean, "scale": scale, "variance": variance}.items():
             self.register_buffer(name, value.float().contiguous())
 
+    @property
+    def patches(self) -> Patches:
+        """Itself: tokens that are learned to be decoded otherwise name it, too."""
+        return self
+
     def description(self) -> dict[str, Any]:
         return {"stack": self.stack, "patch": self.patch, "basis": list(self.basis.shape), "grid": list(self.mean.shape)}
 

@@ -10,19 +10,26 @@ stay where it was.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from ..checks import check_options
+from ..engine.objective import Objective
+from ..engine.task import Task, TaskData
+from ..levels import independent
 from ..model import DiffusionForcing
 from ..sampler import Sampler
-from ..schedule import NoiseSchedule
 from ..solver import amplitudes, solver_step
+from ..windows import Batch, Source
 from .codec import Painted, Painter, Patches
 from .lpips import LPIPS
-from .warp import moves
+from .warp import has_warp
 
 
 class Drawing:
@@ -62,90 +69,115 @@ def carry(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: Tensor 
     return backbone.warp_frames(frames, tokens if model.variance is None else tokens / model.variance.sqrt(), cond)
 
 
-class Painting(nn.Module):
-    """A model whose decoder is in training, in place: it is given a painter, and all else of it is frozen.
+class DecoderNoise(NamedTuple):
+    """noise: (b, t, *event), of pixels, of which tokens use as many numbers as they have. k: (b, t), levels."""
 
-    Called as `DiffusionForcing` is, on frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
-    most: noise the model sees tokens in goes up to this share of its levels. perceptual: how much LPIPS counts beside the absolute error
-    of pixels; 0 leaves it out, and the drawings a little blurred. carries: the painter sees what it drew last, where the model moves
-    pixels; one that had learned without goes on so. steps: in which the model says what is to be drawn.
+    noise: Tensor
+    k: Tensor
+
+
+@dataclass(frozen=True)
+class DecoderObjective(Objective):
+    """Error of the learned decoder of a trained video model (--train.init), all else of which stays as it is.
+
+    Batches are frames (b, t, stack * 3, h, w) from -1 to 1 (`Pixels`).
     """
 
-    def __init__(
-        self, model: DiffusionForcing, widths: tuple[int, ...] = (128, 64, 48), most: float = 0.4, perceptual: float = 0.5, *,
-        carries: bool = False, steps: int = 1,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        codec, carries = model.codec, carries and moves(model)
+    widths: tuple[int, ...] = (128, 64, 48)
+    """Channels of the decoder at each size, from a grid of patches to half the frame."""
+    max_level: float = 0.4
+    """Largest noise level, as a share of all, from which the model denoises the tokens that are decoded."""
+    steps: int = 2
+    """Denoising steps in which it does so: 1 gives the mean, more come nearer to samples, and take longer."""
+    perceptual: float = 0.5
+    """Weight of LPIPS beside the absolute error of pixels; 0: none, and frames a little blurred."""
+    warp_previous: bool = True
+    """The decoder also reads the frame it drew last, moved by the flow warp, where the model has one: detail stays in place."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "steps")
+        if not 0 <= self.max_level <= 1 or not self.perceptual >= 0:
+            raise ValueError(
+                f"max_level is a share of the levels, 0 to 1, and perceptual 0 or more; got {self.max_level} and {self.perceptual}"
+            )
+
+    @functools.cached_property
+    def lpips(self) -> LPIPS:
+        return LPIPS.pretrained()
+
+    def data(self, task: Task, codec: nn.Module) -> TaskData:
+        """Frames instead of tokens."""
+        return task.data_as(codec, raw=True)
+
+    def prepare(self, model: DiffusionForcing) -> DiffusionForcing:
+        """Give a model a decoder, unless it has one: a fresh one adds nothing to what principal directions show."""
+        codec, warps = model.codec, self.warp_previous and has_warp(model)
         if isinstance(codec, Patches):
-            codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, widths, carries))
-        elif isinstance(codec, Painted) and codec.painter.config["widths"] != list(widths):
-            raise ValueError(f"that model has a painter of widths {codec.painter.config['widths']} already; got {list(widths)}: "
-                             "give the same --model.widths, or begin with the model from before it was painted")  # fmt: skip
-        elif isinstance(codec, Painted) and carries and not codec.painter.carries:
+            codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, self.widths, warps))
+        elif isinstance(codec, Painted) and codec.painter.config["widths"] != list(self.widths):
+            raise ValueError(f"that model has a decoder of widths {codec.painter.config['widths']} already; got {list(self.widths)}: give "
+                             "the same --objective.widths, or begin with the model from before it had one")  # fmt: skip
+        elif isinstance(codec, Painted) and warps and not codec.painter.carries:
             grown = Painter(**{**codec.painter.config, "carries": True})
             grown.load_state_dict(codec.painter.state_dict(), strict=False)
             codec = Painted(codec.patches, grown)
         if not isinstance(codec, Painted):
-            raise ValueError(f"a painter draws tokens of patches; this model's are {type(codec).__name__}, which need none")
+            raise ValueError(f"a learned decoder is for tokens of patches; this model's are {type(codec).__name__}, which need none")
         model.codec = codec
-        self.model = model.requires_grad_(False)
-        codec.painter.requires_grad_(True)
-        self.most, self.perceptual, self.steps = most, perceptual, steps
-        self._lpips = [LPIPS.pretrained()] if perceptual else []  # in a list: no part of what is trained and saved
+        return model
 
-    @property
-    def schedule(self) -> NoiseSchedule:
-        return self.model.schedule
+    def parameters(self, model: nn.Module) -> Iterable[nn.Parameter]:
+        codec: Any = model.codec
+        return codec.painter.parameters()
 
-    def forward(
-        self, x: Tensor, k: Tensor, cond: Tensor | None = None, *, noise: Tensor | None = None, past: Tensor | None = None
-    ) -> Tensor:
-        """How wrong each token is drawn, (b, t), having been seen at `most` of level k (b, t). noise: of pixels, as wide as tokens or more.
+    def draw_batch(self, model: DiffusionForcing, source: Source, windows: Tensor, generator: Generator) -> DecoderNoise:
+        shape = len(windows), source.length_of(windows)
+        k = independent(shape, model.schedule.levels, generator).k
+        return DecoderNoise(torch.randn(*shape, *source.event, generator=generator), k)
 
-        past: not used, the model sees earlier tokens clean.
-        """
-        codec = self.model.codec
+    def __call__(self, model: DiffusionForcing, batch: Batch, drawn: DecoderNoise) -> Tensor:
+        codec = model.codec
         assert isinstance(codec, Painted)
-        frames = rearrange(x, "b t (s c) h w -> b (t s) h w c", s=codec.stack) / 2 + 0.5
-        said = self.said(codec.encode(frames), k, cond, noise)
-        drawn = codec.decode(said, self._carried(frames, said, k, cond) if codec.painter.carries else None)
-        wrong = rearrange((drawn - frames).abs(), "b (t s) h w c -> b t (s h w c)", s=codec.stack).mean(-1)
-        if not self._lpips:
-            return wrong
-        # One frame a token, by its level as good as drawn: AlexNet costs as much as all the rest.
+        k, cond = drawn.k, batch.cond
+        frames = rearrange(batch.x, "b t (s c) h w -> b (t s) h w c", s=codec.stack) / 2 + 0.5
+        tokens = self.denoised(model, codec.encode(frames), k, cond, drawn.noise)
+        decoded = codec.decode(tokens, self.warped(model, frames, tokens, k, cond) if codec.painter.carries else None)
+        error = rearrange((decoded - frames).abs(), "b (t s) h w c -> b t (s h w c)", s=codec.stack).mean(-1)
+        if not self.perceptual:
+            return error
+        # One frame a token, chosen by its level, which is as good as at random: AlexNet costs as much as all the rest.
         which = (k % codec.stack).flatten()
         one = [
             rearrange(f, "b (t s) h w c -> (b t) s c h w", s=codec.stack)[torch.arange(len(which), device=k.device), which]
-            for f in (drawn, frames)
+            for f in (decoded, frames)
         ]
-        lpips = self._lpips[0].to(x.device)
-        return wrong + self.perceptual * lpips(2 * one[0] - 1, 2 * one[1] - 1).view_as(wrong)
+        return error + self.perceptual * self.lpips.to(k.device)(2 * one[0] - 1, 2 * one[1] - 1).view_as(error)
 
     @torch.no_grad()
-    def _carried(self, frames: Tensor, said: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
-        """What is carried on to each token (b, t, stack, h, w, 4): of what the painter itself drew up to there, as in a roll-out, and in a
-        quarter of the sequences, chosen by their levels, of the true frames. To the first token nothing.
-        """
-        assert isinstance(self.model.codec, Painted)
-        stack = self.model.codec.stack
-        made = Drawing(self.model)(said[:, :-1], None if cond is None else cond[:, :-1]).clamp(0, 1)
-        true = (k.sum(1) % 4 == 0)[:, None, None, None, None]
-        last = torch.where(true, frames[:, stack - 1 : -1 : stack], made[:, stack - 1 :: stack])
-        carried = carry(self.model, last, said[:, :-1], None if cond is None else cond[:, 1:])
-        return torch.cat([torch.zeros_like(carried[:, :1]), carried], dim=1)
+    def denoised(self, model: DiffusionForcing, tokens: Tensor, k: Tensor, cond: Tensor | None, noise: Tensor) -> Tensor:
+        """Tokens (b, t, c, gh, gw) as the model denoises each from `max_level` of its level k (b, t), after clean ones.
 
-    @torch.no_grad()
-    def said(self, tokens: Tensor, k: Tensor, cond: Tensor | None, noise: Tensor | None = None) -> Tensor:
-        """What the model says tokens (b, t, c, gh, gw) are, each seen at `most` of level k after clean ones.
-
-        In one step that is the mean of what may be, in several one such thing, with all that sampling adds to it.
+        In one step that is a mean, in several a sample, with the errors of sampling.
         """
-        noise = torch.randn_like(tokens) if noise is None else noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens)
-        top, clean = (self.most * k).long(), torch.zeros_like(k)
-        x, level = self.schedule.add_noise(tokens, top, noise), top
+        noise = noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens)
+        top, clean = (self.max_level * k).long(), torch.zeros_like(k)
+        x, level = model.schedule.add_noise(tokens, top, noise), top
         for left in range(self.steps - 1, -1, -1):
-            said = self.model.predict_forced(x, level, tokens, clean, cond)
+            prediction = model.predict_forced(x, level, tokens, clean, cond)
             below = top * left // self.steps
-            x, level = solver_step(x, said, amplitudes(self.schedule, level, below, x), Sampler(solver="euler_angle")), below
-        return said.x0 if self.steps == 1 else x
+            x, level = solver_step(x, prediction, amplitudes(model.schedule, level, below, x), Sampler(solver="euler_angle")), below
+        return prediction.x0 if self.steps == 1 else x
+
+    @torch.no_grad()
+    def warped(self, model: DiffusionForcing, frames: Tensor, tokens: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
+        """The frame before each token, moved by the flow warp (b, t, stack, h, w, 4): as the decoder itself drew it, as in a roll-out, or,
+        in a quarter of the sequences, chosen by their levels, the true one. Zeros for the first token.
+        """
+        codec = model.codec
+        assert isinstance(codec, Painted)
+        stack = codec.stack
+        decoded = Drawing(model)(tokens[:, :-1], None if cond is None else cond[:, :-1]).clamp(0, 1)
+        true = (k.sum(1) % 4 == 0)[:, None, None, None, None]
+        last = torch.where(true, frames[:, stack - 1 : -1 : stack], decoded[:, stack - 1 :: stack])
+        moved = carry(model, last, tokens[:, :-1], None if cond is None else cond[:, 1:])
+        return torch.cat([torch.zeros_like(moved[:, :1]), moved], dim=1)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from ..engine.cli import console, parse_run
+from ..engine.cli import RunOptions, console, parse_run
 from ..engine.media import Film, fit_square, to_bytes, to_floats
 from ..model import DiffusionForcing
 from ..sampling import Memory, sample_window
@@ -35,7 +34,7 @@ POLICY = "p"
 
 
 @dataclass(frozen=True)
-class PlayOptions:
+class PlayOptions(RunOptions):
     """Act in a video model: each key is one token of frames. w moves, a and d turn, q and e do both, s stands; p does what the action
     policy chooses, where the model is rolled out with one (--task.rollout.actions policy).
 
@@ -43,10 +42,6 @@ class PlayOptions:
     the terminal, a line at a time, until an empty line.
     """
 
-    run: tyro.conf.Positional[Path]
-    """The run's folder, or the name of a pretrained model with --pretrained."""
-    pretrained: bool = False
-    """Take the pretrained model of that name."""
     keys: str = ""
     """Actions, one letter a token, such as wwwwddwww."""
     file: Path | None = None
@@ -55,10 +50,6 @@ class PlayOptions:
     """A picture to begin at, instead of a real clip."""
     out: Path | None = None
     """The film: .mp4, .gif or .webp; play.mp4 in the run's folder if not given."""
-    seed: int = 0
-    """Of the place to begin at, and of the sampling."""
-    device: str = "cpu"
-    """Where to sample: cpu, or cuda."""
 
 
 class Player:

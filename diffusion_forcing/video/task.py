@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Generator, Tensor, nn
 from ..checks import check_divides, check_options
 from ..engine.log import progress_bar
 from ..engine.media import Film, film_name, grid, to_bytes, to_floats, write_film
-from ..engine.task import Evaluation, Progress, TaskData
+from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampling import Context, Sampler
 from .clips import ClipSet, join_notes, prepare_clips, prepare_world
@@ -55,7 +56,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Video:
+class Video(Task):
     """Clips of a world, how they become tokens, and how roll-outs are sampled and evaluated."""
 
     world: Labyrinth | Voxels | Doom | Folder = field(default_factory=Labyrinth)
@@ -91,6 +92,9 @@ class Video:
     rollout: RollOut = field(default_factory=RollOut)
     """How a roll-out proceeds."""
 
+    main_options = ("clips", "length", "world.path", "world.size", "sampler.steps", "context.stabilization", "rollout.actions")
+    short_options = (("--data", "--task.world.path"),)
+
     def __post_init__(self) -> None:
         check_options(self, "clips", "frames", "tokens", "stack", "length", "real")
         if self.rollout.actions == "policy" and not self.action_conditioned:
@@ -122,6 +126,9 @@ class Video:
     def window_frames(self) -> int:
         """Frames of a training window."""
         return self.tokens * self.stack
+
+    def supports_device(self, device: str) -> bool:
+        return True
 
     # Data.
 
@@ -260,6 +267,12 @@ class Video:
         return load_policy(key, self.stack, training_clips, progress)
 
     # Evaluation and samples.
+
+    def compare(
+        self, model: DiffusionForcing, others: Mapping[str, tuple[Any, DiffusionForcing]], folder: Path, *, samples: int, seed: int,
+        progress: Progress,
+    ) -> Evaluation:  # fmt: skip
+        return self.evaluate(model, folder, samples=samples, seed=seed, progress=progress, others=dict(others))
 
     def evaluate(
         self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,

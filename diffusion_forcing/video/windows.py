@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from ..engine.media import to_floats
-from ..windows import Batch
+from ..windows import Batch, Source
 from .clips import ClipSet
 
 AT_ONCE = 16  # windows encoded at a time: their frames as floats take four times the room
 
 
-class ClipWindows:
+class ClipWindows(Source):
     """Windows of `length` tokens, of `stack` frames each, that begin at any frame of the clips numbered `which`.
 
     codec: frames to tokens. build_cond: actions (t, a), one a frame, to conditions (tokens, c). Clips shorter than a window are left out.
@@ -53,9 +53,6 @@ class ClipWindows:
         if self.mirror:
             drawn.append(torch.randint(0, 2, (size,), generator=generator))
         return torch.stack(drawn, dim=1)
-
-    def length_of(self, windows: Tensor) -> int:
-        return self.length
 
     def all(self) -> Tensor:
         """Windows (n, 2) one after another through each clip, for validation; what fills no window at its end is left out."""

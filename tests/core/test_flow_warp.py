@@ -7,11 +7,12 @@ from oracles import seeded
 from small import replace, small
 
 from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.backbones import SpaceTimeConfig
 from diffusion_forcing.backbones.flow_warp import FlowWarp
-from diffusion_forcing.engine.config import ModelConfig, SpaceTimeConfig
-from diffusion_forcing.engine.train import train
+from diffusion_forcing.engine.config import ModelConfig, TrainConfig
+from diffusion_forcing.engine.train import fit, train
 from diffusion_forcing.video.codec import Patches, Pixels
-from diffusion_forcing.video.warp import guess_error, learn_to_move, moves
+from diffusion_forcing.video.warp import has_warp, warp_error
 
 STACK, PATCH, PX = 2, 4, 16
 
@@ -107,7 +108,8 @@ def test_a_past_of_noise_need_not_be_believed(codec):
 
 def test_the_backbone_is_built_for_the_codec(codec):
     model = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, warp=True)).build(tuple(codec.mean.shape), 0, codec)
-    assert model.backbone.config["warp"] == [STACK, PATCH]
+    assert model.backbone.config["warp"] is True
+    assert model.backbone.config["patches"] == [STACK, PATCH]
     assert torch.allclose(model.backbone.warp.std, codec.variance.sqrt())
     raw = ModelConfig(SpaceTimeConfig(hidden=8, layers=2, heads=2, warp=True), parameterization="eps").build(
         tuple(codec.mean.shape), 0, codec
@@ -117,40 +119,21 @@ def test_the_backbone_is_built_for_the_codec(codec):
         ModelConfig(SpaceTimeConfig(warp=True)).build((12, 16, 16), 0, Pixels(4))
 
 
-def test_a_first_stage_teaches_moving_and_nothing_else():
-    experiment = small("labyrinth")
+def test_the_warp_stage_trains_the_warp_and_nothing_else():
+    experiment = small("labyrinth", objective__warp_steps=60)
     data = experiment.task.data()
     torch.manual_seed(0)
     model = experiment.model.build(data.train.event, data.train.cond_width, data.codec)
-    assert moves(model)
+    (stage,) = experiment.objective.stages(model, None)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     held = data.valid.read(data.valid.all())
-    still = guess_error(model, held.x, held.cond)
-    told = []
-    assert learn_to_move(model, data.train, 60, batch=8, generator=seeded(0), progress=lambda *said: told.append(said))
-    assert guess_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
+    still = warp_error(model, held.x, held.cond)
+    assert fit(model, data.train, stage.objective, TrainConfig(steps=stage.steps, lr=stage.lr, batch=8, warmup=20, ema=0.0))
+    assert warp_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
     changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"warp"}
-    assert told[-1] == ("learning to move", 60, 60)
-    learned = [parameter.clone() for parameter in model.parameters()]
-    assert not learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), stop=lambda: True)
-    assert learn_to_move(model, data.train, 5, batch=8, generator=seeded(0), seconds=1e-9)  # out of time at once
-    assert all(torch.equal(*pair) for pair in zip(learned, model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_a_first_stage_that_is_stopped_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusion_forcing.engine.train.learn_to_move", lambda *_, **__: False)
-    result = train(small("labyrinth"), tmp_path, quiet=True)
-    assert result.status == "interrupted"
-    assert result.step == 0
-    assert not (tmp_path / "checkpoint.safetensors").exists()
-
-
-def test_a_run_that_goes_on_does_not_learn_to_move_again(tmp_path, monkeypatch):
-    train(small("labyrinth", train__steps=2), tmp_path, quiet=True)
-    monkeypatch.setattr("diffusion_forcing.engine.train.learn_to_move", lambda *_, **__: pytest.fail("it had learned that already"))
-    assert train(small("labyrinth", train__steps=3), tmp_path, quiet=True).step == 3
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    assert not experiment.objective.stages(model, model), "a model that begins with one that has a warp"
 
 
 def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
@@ -159,8 +142,8 @@ def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
     before = DiffusionForcing.from_pretrained(tmp_path / "plain" / "model")
     train(replace(on, train__init=str(tmp_path / "plain"), train__muon_lr=1e-12), tmp_path / "on", quiet=True)
     after = DiffusionForcing.from_pretrained(tmp_path / "on" / "model")
-    assert moves(after)
-    assert not moves(before)
+    assert has_warp(after)
+    assert not has_warp(before)
     x, k = torch.randn(2, 3, *before.backbone.config["event"], generator=seeded(0)), torch.tensor([[0, 300, 900], [10, 1000, 50]])
     cond = torch.randn(2, 3, before.backbone.config["cond"], generator=seeded(1))
     with torch.no_grad():

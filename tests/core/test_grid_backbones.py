@@ -29,9 +29,11 @@ BUILD = {
     "space_time": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K),
     "window 1": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=1, full_attention_every=1, levels=K),
     "wide window": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=1, window=12, full_attention_every=1, levels=K),
-    "warp": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, warp=(2, 4)),
+    "warp": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, warp=True, patches=(2, 4)),
     "input skip": lambda: SpaceTime(EVENT, 2, hidden=8, layers=3, heads=2, window=3, levels=K, input_skip=True),
-    "warp and input skip": lambda: SpaceTime(EVENT, 2, hidden=8, layers=2, heads=2, window=3, levels=K, warp=(2, 4), input_skip=True),
+    "warp and input skip": lambda: SpaceTime(
+        EVENT, 2, hidden=8, layers=2, heads=2, window=3, levels=K, warp=True, patches=(2, 4), input_skip=True
+    ),
 }
 
 

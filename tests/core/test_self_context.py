@@ -3,12 +3,9 @@
 import pytest
 import torch
 from oracles import randomised, seeded
-from small import logged, small
 
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, levels
 from diffusion_forcing.backbones import Transformer
-from diffusion_forcing.engine.config import TrainConfig, replace
-from diffusion_forcing.engine.train import draw, train
 from diffusion_forcing.schedule import cosine
 
 K = 40
@@ -85,14 +82,6 @@ def other(x):
     return torch.cat([x[:, :3], x[:, 3:] + 1], dim=1)
 
 
-def test_what_is_given_is_the_truth():
-    data = small().task.data()
-    config = TrainConfig(draw="noisy_prefix", given=1.0, imagined=1.0)
-    drawn = draw(data.train.draw(8, seeded(0)), data.train, config, seeded(0), 100)
-    assert not drawn.imagined[:, : getattr(data.train, "context", 1)].any()
-    assert drawn.imagined.any()
-
-
 def test_with_a_past_of_its_own_there_is_none():
     x, k, noise = tokens()
     with pytest.raises(ValueError, match="self_context needs tokens with one level each"):
@@ -117,43 +106,3 @@ def test_few_levels_are_no_trouble(top):
     found = levels.self_context_levels(torch.zeros(50, 3, dtype=torch.long), top, 1.0, seeded(0))
     assert (found > 0).all()
     assert (found <= top).all()
-
-
-def test_a_run_with_self_context_learns_and_is_validated_without(tmp_path):
-    plain = small()
-    train(plain, tmp_path / "plain", quiet=True)
-    train(replace(plain, train__imagined=1.0, train__draw="noisy_prefix", train__lr=1e-12), tmp_path / "one", quiet=True)
-    train(replace(plain, train__draw="noisy_prefix", train__lr=1e-12), tmp_path / "two", quiet=True)
-    assert logged(tmp_path / "one", "valid_loss") == pytest.approx(logged(tmp_path / "two", "valid_loss"), rel=1e-6)
-    assert logged(tmp_path / "one", "loss") != logged(tmp_path / "two", "loss")
-
-
-def test_self_context_begins_from_a_share_of_the_budget_on(tmp_path):
-    """Up to half of the steps nothing is imagined, and then all is: as in a run that began to with the second half."""
-    options = {"train__draw": "noisy_prefix", "train__steps": 8, "train__log_every": 1}
-    runs = {
-        "never": options,
-        "half": options | {"train__imagined": 1.0, "train__imagined_after": 0.5},
-        "always": options | {"train__imagined": 1.0},
-    }
-    for name, changes in runs.items():
-        train(replace(small(), **changes), tmp_path / name, quiet=True)
-    losses = {name: list(logged(tmp_path / name, "loss").values()) for name in runs}
-    assert losses["half"][:4] == losses["never"][:4]
-    assert losses["half"][4] != losses["never"][4]
-    assert losses["always"][0] != losses["never"][0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"imagined": 1.5}, r"imagined is a share of the sequences and lies in \[0, 1\]; got 1.5"),
-        ({"imagined": 0.5, "draw": "teacher_forced"}, "teacher_forced gives the past levels of its own; .* --train.imagined 0"),
-        ({"given": -1.0}, "given is a share"),
-        ({"imagined_after": 1.5}, r"imagined_after is a share of the budget and lies in \[0, 1\]; got 1.5"),
-        ({"ema": 1.0}, "ema lies in"),
-    ],
-)
-def test_bad_options_are_told(options, message):
-    with pytest.raises(ValueError, match=message):
-        TrainConfig(**options)

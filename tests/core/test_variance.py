@@ -3,7 +3,6 @@
 import pytest
 import torch
 from oracles import randomised, seeded
-from small import Waves
 from torch import nn
 
 from diffusion_forcing import (
@@ -20,12 +19,11 @@ from diffusion_forcing import (
     sample,
 )
 from diffusion_forcing import orders as fast
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.codecs import Chain, Normalize, Rotate, Stack, Whiten, build_codec, describe_codec
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, replace
-from diffusion_forcing.engine.train import draw, train
+from diffusion_forcing.engine.config import ModelConfig, replace
 from diffusion_forcing.preconditioning import Preconditioning
 from diffusion_forcing.schedule import expand
-from diffusion_forcing.windows import Windows
 
 K, D = 20, 4
 SCHEDULE = NoiseSchedule(linear(K))
@@ -356,96 +354,3 @@ def test_rotate_is_described_and_built_again(tmp_path):
     assert torch.equal(loaded.encode(x), codec.encode(x))
     assert torch.equal(loaded.decode(loaded.encode(x)), codec.decode(codec.encode(x)))
     assert torch.equal(loaded.variance, codec.variance)
-
-
-# A first token that is given.
-
-WINDOWS = Windows(torch.randn(50, 6, 2, generator=seeded(0)), 6)
-
-
-def drawn(**options):
-    windows = WINDOWS.draw(400, seeded(1))
-    return draw(windows, WINDOWS, TrainConfig(**options), seeded(2), K)
-
-
-@pytest.mark.parametrize("name", ["independent", "shared", "staircase", "independent+staircase", "teacher_forced"])
-def test_a_given_first_token_is_clean_and_the_others_as_they_were(name):
-    noise, k, past, kept, _ = drawn(draw=name, given=1.0)
-    _, before, *_ = drawn(draw=name)
-    assert not k[:, 0].any()
-    assert before[:, 0].any()
-    assert torch.equal(k[:, 1:], before[:, 1:])
-    assert noise.shape == (400, 6, 2)
-    assert kept is None
-    assert past is None or not past.any()
-
-
-def test_given_is_a_share_of_the_sequences():
-    _, k, *_ = drawn(given=0.3)
-    assert (k[:, 0] == 0).float().mean().item() == pytest.approx(0.3 + 0.7 / (K + 1), abs=0.06)
-
-
-def test_a_given_token_is_seen_clean_by_those_after_it():
-    _, k, past, *_ = drawn(draw="independent+teacher_forced", given=1.0)
-    assert not k[:, 0].any()
-    assert not past[:, 0].any()
-
-
-@pytest.mark.parametrize("given", [-0.1, 1.1])
-def test_given_is_a_share(given):
-    with pytest.raises(ValueError, match=r"given is a share of the sequences and lies in \[0, 1\]"):
-        TrainConfig(given=given)
-
-
-def test_training_shows_given_tokens_clean(tmp_path, monkeypatch):
-    seen, forward = [], DiffusionForcing.forward
-
-    def spy(self, x, k, *arguments, **options):
-        seen.append(k.clone())
-        return forward(self, x, k, *arguments, **options)
-
-    monkeypatch.setattr(DiffusionForcing, "forward", spy)
-    train_config = TrainConfig(steps=3, batch=8, warmup=0, validate_every=2, threads=1, given=1.0)
-    train(Experiment(Waves(), ModelConfig(RNNConfig(hidden=8, blocks=1)), train_config), tmp_path, quiet=True)
-    assert len(seen) > 3, "validation is shown them too"
-    assert not any(k[:, 0].any() for k in seen)
-    assert all(k[:, 1:].any() for k in seen)
-
-
-# Windows of several lengths.
-
-
-class Pieces(Windows):
-    """Windows cut in two or left whole, by turns; as many tokens either way."""
-
-    def draw(self, size, generator=None):
-        windows = super().draw(size, generator)
-        self.halved = not getattr(self, "halved", False)
-        return windows.repeat_interleave(2, dim=0) if self.halved else windows
-
-    def length_of(self, windows):
-        return 3 if self.halved else 6
-
-    def read(self, windows):
-        batch = super().read(windows)
-        return type(batch)(*(part[:, : self.length_of(windows)] for part in batch))
-
-
-def test_noise_and_levels_are_drawn_for_the_windows_that_came():
-    pieces = Pieces(torch.randn(50, 6, 2, generator=seeded(0)), 6)
-    for length, rows in ((3, 16), (6, 8)):
-        noise, k, *_ = draw(pieces.draw(8, seeded(1)), pieces, TrainConfig(), seeded(2), K)
-        assert noise.shape == (rows, length, 2)
-        assert k.shape == (rows, length)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_windows_of_several_lengths_train(accumulate, tmp_path, monkeypatch):
-    from diffusion_forcing.engine.task import TaskData
-
-    pieces = Pieces(torch.randn(50, 6, 2, generator=seeded(0)), 6)
-    monkeypatch.setattr(Waves, "data", lambda self: TaskData(pieces, Windows(torch.randn(9, 6, 2, generator=seeded(1)), 6)))
-    config = TrainConfig(steps=4, batch=8, accumulate=accumulate, warmup=0, validate_every=2, threads=1)
-    result = train(Experiment(Waves(), ModelConfig(RNNConfig(hidden=8, blocks=1)), config), tmp_path, quiet=True)
-    assert result.status == "done"
-    assert 0 < result.loss < 3

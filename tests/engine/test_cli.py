@@ -1,5 +1,6 @@
 """dforce, as people type it."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -7,10 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from small import WORDS, command, dforce, flat, logged, stop_after
+from small import VARIANTS, WORDS, command, dforce, flat, logged, stop_after
 
 from diffusion_forcing import __version__
-from diffusion_forcing.engine.recipes import RECIPES, resolve
+from diffusion_forcing.engine.recipes import RECIPES, build
 
 TRAIN = ["train", "composition", *WORDS, "--train.steps", "3"]
 
@@ -60,9 +61,10 @@ def test_the_version_is_printed(capsys):
 def test_list_shows_every_recipe_with_a_sentence(capsys):
     assert dforce("list") == 0
     out, _ = said(capsys)
-    for name in RECIPES:
+    for name, recipe in RECIPES.items():
         assert name in out
-        assert resolve(name).__doc__.split()[0] in out
+        assert recipe.about.split()[0] in out
+        assert re.search(r"\d+ minutes? on two cores|For a GPU", recipe.about), "how long it takes"
 
 
 @pytest.mark.parametrize("words", [["train"], ["train", "--help"]])
@@ -73,15 +75,50 @@ def test_train_without_a_recipe_lists_them(words, capsys):
     assert all(name in out for name in RECIPES)
 
 
-def test_train_help_explains_the_options(capsys):
+def test_train_help_shows_what_is_often_changed_and_help_all_everything(capsys):
     assert dforce("train", "composition", "--help") == 0
-    out, _ = said(capsys)
+    short, _ = said(capsys)
     for part in (
-        "Cross-shaped trajectories", "--train.steps", "Stop after so many steps", "--train.lr", "Peak learning rate of AdamW",
+        "Trajectories that cross", "--train.steps", "Stop after so many steps", "--train.lr", "Peak learning rate of AdamW",
         "--model.backbone.hidden", "Width of the latent z", "--task.half", "Steps from a corner to the middle", "--fresh",
-        "Set an existing run of that name aside", "--model.weight {uniform,min_snr,fused_snr}", "{linear,cosine,sigmoid}",
+        "--backbone {gru,transformer}", "--baseline {full_sequence,next_token,diffuser,timegrad}", "--help-all",
     ):  # fmt: skip
-        assert part in out
+        assert part in short
+    assert "--train.clip-norm" not in short
+    assert dforce("train", "composition", "--help-all") == 0
+    long, _ = said(capsys)
+    for part in ("--train.steps", "--train.clip-norm", "--model.weight {uniform,min_snr,fused_snr}", "{linear,cosine,sigmoid}"):
+        assert part in long
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_help_of_a_recipe_fits_two_screens(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert dforce("train", recipe, "--help") == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 104, "with plain lines between groups, a little longer than in a terminal"
+
+
+def names(value, prefix=""):
+    """Dotted names of a dataclass's options."""
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        yield prefix + field.name
+        if dataclasses.is_dataclass(inner):
+            yield from names(inner, f"{prefix}{field.name}.")
+
+
+def test_options_shown_by_help_exist():
+    """In one recipe at least: worlds and networks differ."""
+    existing, shown = {}, {}
+    for variant in VARIANTS:
+        name, options = variant["recipe"], {option: value for option, value in variant.items() if option != "recipe"}
+        experiment = build(name, **options)
+        for part in (experiment.task, experiment.model, experiment.train, experiment.objective):
+            if part is not None:
+                existing.setdefault(type(part), set()).update(names(part))
+                shown[type(part)] = set(part.main_options or ())
+    for kind, options in shown.items():
+        assert options <= existing[kind], kind
 
 
 @pytest.mark.parametrize("name", ["eval", "sample", "report"])
@@ -107,7 +144,7 @@ def test_python_m_is_dforce():
         (["train", "composition", "--train.stepss", "3"], "Unrecognized options: --train.stepss"),
         (["train", "composition", "--train.lr", "fast"], "--train.lr"),
         (["train", "composition", "--train.lr", "-1"], "lr, muon_lr and clip_norm must be positive; got -1.0"),
-        (["train", "composition", "--train.draw", "random"], "unknown draw of levels 'random'; choose from independent"),
+        (["train", "composition", "--objective.draw", "random"], "unknown draw of levels 'random'; choose from independent"),
         (["train", "composition", "--train.optimizer", "sgd"], "adamw"),
         (["train", "composition", "--train.precision", "bfloat16", "--train.device", "cpu"], "precision=bfloat16 is for CUDA"),
         (["train", "composition", "--model.levels", "0"], "at least one level"),
@@ -235,7 +272,7 @@ def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(here, capsys, m
         stop_after(patch, 2)
         assert dforce(*words, "--fresh") == 130
     out, _ = said(capsys)
-    assert "interrupted at step 2; all is saved. Go on with: dforce train composition" in out
+    assert "interrupted at step 2; all is saved. Resume it with: dforce train composition" in out
     assert out.endswith("--name 'a name of its own'"), "without --fresh, which would start anew"
     assert dforce(*words) == 0
     assert len(logged(here / "runs" / "a name of its own")) == 3
@@ -303,8 +340,13 @@ def test_eval_takes_options_of_the_task(trained, tmp_path, capsys):
 
 
 def test_runs_of_a_task_that_is_measured_alone_cannot_be_compared(trained, capsys):
-    assert dforce("eval", trained, "--against", trained.parent / "other", "--samples", "5") == 2
+    assert dforce("eval", trained, "--against", trained, "--samples", "5") == 2
     assert "Composition is measured one run at a time; leave out --against" in said(capsys)[1]
+
+
+def test_a_device_that_a_task_does_not_support_is_refused(trained, capsys):
+    assert dforce("sample", trained, "--device", "cuda") == 2
+    assert "Composition samples on the CPU" in said(capsys)[1]
 
 
 def test_options_may_come_before_the_run(trained, capsys):
@@ -338,13 +380,14 @@ from pathlib import Path
 
 import torch
 
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
+from diffusion_forcing.backbones import RNNConfig
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig
 from diffusion_forcing.windows import Windows
-from diffusion_forcing.engine.task import Evaluation, Table, TaskData
+from diffusion_forcing.engine.task import Evaluation, Table, Task, TaskData
 
 
 @dataclass(frozen=True)
-class Walks:
+class Walks(Task):
     """Random walks."""
 
     number: int = 16

@@ -9,29 +9,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import Waves, small
+from small import VARIANTS, Waves, small
 
-from diffusion_forcing.backbones import ConvRNN, SpaceTime
+from diffusion_forcing.backbones import ConvRNN, ConvRNNConfig, RNNConfig, SpaceTime, SpaceTimeConfig, TransformerConfig
 from diffusion_forcing.composition import Composition
 from diffusion_forcing.engine.config import (
-    ConvRNNConfig,
     Experiment,
     ModelConfig,
-    RNNConfig,
-    SpaceTimeConfig,
     TrainConfig,
-    TransformerConfig,
     from_dict,
     load_experiment,
     replace,
     save_experiment,
     to_dict,
 )
-from diffusion_forcing.engine.recipes import RECIPES, full_sequence_baseline, next_token_baseline, resolve
+from diffusion_forcing.engine.objective import Denoising
+from diffusion_forcing.engine.recipes import BASELINES, build, run_name
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.sampling import Sampler
+from diffusion_forcing.video.decoder import DecoderObjective
 from diffusion_forcing.video.rollout import RollOut
 from diffusion_forcing.video.task import Folder, Video
+from diffusion_forcing.video.warp import VideoDenoising
 from diffusion_forcing.video.worlds.labyrinth import Labyrinth
 from diffusion_forcing.weighting import FusedSNR, MinSNR, Uniform
 
@@ -59,11 +58,17 @@ models = st.builds(
 )  # fmt: skip
 trainings = st.builds(
     TrainConfig, steps=st.integers(1, 10**9), minutes=st.none() | positive, batch=st.integers(1, 999), lr=positive, muon_lr=positive,
-    optimizer=st.sampled_from(["adamw", "muon"]), ema=st.floats(0, 0.9999), cond_drop=share, seed=st.integers(-(2**40), 2**40),
-    draw=st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=3).map("+".join), patience=st.none() | st.integers(1, 99),
+    optimizer=st.sampled_from(["adamw", "muon"]), ema=st.floats(0, 0.9999), seed=st.integers(-(2**40), 2**40),
+    patience=st.none() | st.integers(1, 99),
     warmup=st.integers(0, 999), final_lr=share, precision=st.sampled_from(["float32", "bfloat16", "float16"]), compile=st.booleans(),
     parallel=st.sampled_from(["ddp", "fsdp"]), device=st.sampled_from(["auto", "cpu", "cuda", "mps"]),
 )  # fmt: skip
+draws = st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=3).map("+".join)
+objectives = st.one_of(
+    st.builds(Denoising, draw=draws, cond_drop=share, clean_context_prob=share),
+    st.builds(VideoDenoising, draw=draws, warp_steps=st.integers(0, 999)),
+    st.builds(DecoderObjective, max_level=share, perceptual=share, warp_previous=st.booleans()),
+)
 worlds = st.one_of(
     st.builds(Labyrinth, size=st.integers(2, 9), px=st.sampled_from([16, 64]), loops=share),
     st.builds(Folder, path=st.text(min_size=1, max_size=9).map(Path), px=st.just(64), action_kinds=st.none() | st.integers(1, 9)),
@@ -84,7 +89,7 @@ compositions = st.builds(
     schedule=st.sampled_from(["pyramid", "full_sequence", "autoregressive"]), slope=positive,
 )  # fmt: skip
 tasks = st.one_of(compositions, videos)
-experiments = st.builds(Experiment, task=tasks, model=models, train=trainings, name=st.text(max_size=20))
+experiments = st.builds(Experiment, task=tasks, model=st.none() | models, train=trainings, objective=objectives, name=st.text(max_size=20))
 
 
 @settings(max_examples=150, deadline=None)
@@ -93,15 +98,16 @@ def test_experiments_survive_json(experiment):
     assert from_dict(Experiment, json.loads(json.dumps(to_dict(experiment)))) == experiment
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes_survive_a_file(recipe, tmp_path):
-    experiment = resolve(recipe)()
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
+def test_recipes_survive_a_file(variant, tmp_path):
+    name, options = variant["recipe"], {option: value for option, value in variant.items() if option != "recipe"}
+    experiment = build(name, **options)
     save_experiment(experiment, tmp_path / "config.json")
     assert load_experiment(tmp_path / "config.json") == experiment
 
 
 def test_a_task_of_ones_own_survives_if_its_class_is_named(tmp_path):
-    experiment = Experiment(Waves(sequences=5, told=False))
+    experiment = Experiment(Waves(sequences=5, informative=False))
     save_experiment(experiment, tmp_path / "config.json")
     assert load_experiment(tmp_path / "config.json", (Waves,)) == experiment
     with pytest.raises(
@@ -175,7 +181,9 @@ def changed(path, value):
         ),
         ("task.kind", "Juggling", r"config.task should be one of .*Composition.*; got 'Juggling'"),
         ("task", "-", "task"),
-        ("model", None, "config.model"),
+        ("model", 3, "config.model"),
+        ("objective.draw", 3, "config.objective.draw"),
+        ("objective.kind", "Guessing", r"config.objective should be one of .*Denoising.*; got 'Guessing'"),
         ("train.steps", "many", "config.train"),
         ("train.steps", 0, "steps must be positive; got 0"),
         ("task.half", 1, "half >= 2"),
@@ -222,12 +230,10 @@ def test_a_file_that_is_not_json_is_named(tmp_path):
         ({"final_lr": -1.0}, "final_lr"),
         ({"ema": 1.0}, r"ema lies in \[0, 1\).*got 1\.0"),
         ({"ema": -0.1}, r"ema lies in \[0, 1\)"),
-        ({"cond_drop": 1.5}, r"cond_drop is a share of the sequences and lies in \[0, 1\]; got 1\.5"),
-        ({"draw": "random"}, "unknown draw of levels 'random'; choose from independent, shared, teacher_forced, staircase"),
-        ({"draw": "independent+"}, "unknown draw of levels ''"),
         ({"optimizer": "sgd"}, "adamw"),
         ({"precision": "half"}, "float16"),
         ({"parallel": "dp"}, "ddp"),
+        ({"monitor": "crps"}, "score"),
     ],
     ids=str,
 )
@@ -290,14 +296,14 @@ def test_a_model_of_pictures_is_built_as_described(backbone, kind, options):
 @pytest.mark.parametrize("event", [3, (3,), (4, 4)])
 def test_networks_for_pictures_refuse_vectors(backbone, event):
     shape = (event,) if isinstance(event, int) else event
-    words = f"{type(backbone).__name__} is for tokens of (channels, height, width); these are {shape}"
+    words = f"reads tokens of (channels, height, width); got tokens of shape {shape}"
     with pytest.raises(ValueError, match=re.escape(words)):
         ModelConfig(backbone).build(event)
 
 
 @pytest.mark.parametrize("backbone", [RNNConfig(hidden=8), TransformerConfig(hidden=8, heads=2)], ids=["rnn", "transformer"])
 def test_networks_for_vectors_refuse_pictures(backbone):
-    words = f"{type(backbone).__name__} is for tokens that are vectors; these are (3, 4, 4): use SpaceTimeConfig"
+    words = "reads tokens that are vectors; these have shape (3, 4, 4): use SpaceTime or ConvRNN"
     with pytest.raises(ValueError, match=re.escape(words)):
         ModelConfig(backbone).build((3, 4, 4))
     assert ModelConfig(backbone).build((3,)).backbone.config == ModelConfig(backbone).build(3).backbone.config
@@ -347,12 +353,45 @@ def test_replace_refuses_fields_that_do_not_exist():
         replace(small(), engine__speed=3)
 
 
-@pytest.mark.parametrize(("baseline", "draw"), [(full_sequence_baseline, "shared"), (next_token_baseline, "teacher_forced")])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_baselines_change_the_draw_and_see_true_pasts_and_that_is_all(baseline, draw, recipe):
-    ours = resolve(recipe)()
-    theirs = baseline(ours)
-    assert theirs.train.draw == draw
-    assert draw != ours.train.draw or recipe.endswith("-timegrad")  # which is trained so anyway
-    assert theirs.train.imagined == 0
-    assert replace(theirs, train__draw=ours.train.draw, train__imagined=ours.train.imagined) == ours
+@pytest.mark.parametrize(("baseline", "draw"), [("full_sequence", "shared"), ("next_token", "teacher_forced")])
+@pytest.mark.parametrize("recipe", ["composition", "maze2d-umaze", "exchange", "labyrinth", "swap"])
+def test_baselines_change_the_draw_and_the_self_context_and_nothing_else(baseline, draw, recipe):
+    ours, theirs = build(recipe), build(recipe, baseline=baseline)
+    assert (theirs.objective.draw, theirs.objective.self_context) == (draw, 0)
+    assert draw != ours.objective.draw
+    assert replace(theirs, objective__draw=ours.objective.draw, objective__self_context=ours.objective.self_context) == ours
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_a_baseline_of_another_domain_is_refused_with_a_way_out(baseline):
+    refused = {"full_sequence": ("labyrinth", "decoder"), "next_token": ("labyrinth", "decoder")}.get(baseline, ("composition", None))
+    with pytest.raises(ValueError, match="leave out --baseline"):
+        build(refused[0], stage=refused[1], baseline=baseline)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "juggling"}, "there is no recipe 'juggling'"),
+        ({"name": "composition", "backbone": "mamba"}, "composition has no backbone 'mamba'; choose from gru, transformer"),
+        ({"name": "pusht", "backbone": "gru"}, "leave out --backbone"),
+        ({"name": "doom", "stage": "decoder"}, "leave out --stage"),
+        ({"name": "composition", "baseline": "oracle"}, "choose from full_sequence, next_token, diffuser, timegrad"),
+    ],
+)
+def test_a_variant_that_a_recipe_does_not_have_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"name": "labyrinth", "backbone": "gru"}, "labyrinth-gru"),
+        ({"name": "labyrinth", "backbone": "transformer", "stage": "decoder"}, "labyrinth-decoder"),
+        ({"name": "maze2d-umaze", "baseline": "full_sequence"}, "maze2d-umaze-full_sequence"),
+        ({"name": "json:loads"}, "json.loads"),
+    ],
+)
+def test_a_run_is_called_by_its_recipe_and_variant(options, name):
+    assert run_name(**options) == name

@@ -7,16 +7,26 @@ import pytest
 import torch
 from small import WORDS, checkpoint, command, dforce, flat, logged, small, stop_after, weights
 
-from diffusion_forcing.engine.distributed import World
+from diffusion_forcing.engine.distributed import Distributed
 from diffusion_forcing.engine.train import check
 
 TRAIN = ["train", "composition", *WORDS, "--train.steps", "6", "--train.validate-every", "2", "--train.optimizer", "adamw"]
 VIDEO = ["train", "labyrinth", "--task.world.px", "16", "--task.world.size", "2", "--task.clips", "16", "--task.frames", "16",
          "--task.tokens", "3", "--task.stack", "2", "--task.patch", "4", "--task.components", "8", "--model.backbone.hidden", "16",
          "--train.batch", "4", "--train.minutes", "None", "--train.steps", "6", "--train.validate-every", "2", "--train.threads", "1",
-         "--train.log-every", "1", "--train.optimizer", "adamw", "--train.moving", "7",
-         "--train.imagined", "0.7"]  # fmt: skip
-TRANSFORMER = ["train", "composition-transformer", *TRAIN[2:], "--model.backbone.heads", "2", "--model.backbone.layers", "2"]
+         "--train.log-every", "1", "--train.optimizer", "adamw", "--objective.warp-steps", "7",
+         "--objective.self-context", "0.7"]  # fmt: skip
+TRANSFORMER = [
+    "train",
+    "composition",
+    "--backbone",
+    "transformer",
+    *TRAIN[2:],
+    "--model.backbone.heads",
+    "2",
+    "--model.backbone.layers",
+    "2",
+]
 
 
 def torchrun(folder, *words, program=("-m", "diffusion_forcing")):
@@ -52,10 +62,10 @@ def check_same(one, two):
     "words",
     [
         [*TRAIN, "--train.optimizer", "muon", "--train.accumulate", "2", "--train.parallel", "ddp"],
-        [*TRANSFORMER, "--train.parallel", "fsdp", "--train.draw", "noisy_prefix", "--train.imagined", "0.5"],
-        VIDEO,  # which learns to move pixels first
+        [*TRANSFORMER, "--train.parallel", "fsdp", "--objective.draw", "noisy_prefix", "--objective.self-context", "0.5"],
+        VIDEO,  # whose flow warp is trained first
     ],
-    ids=["ddp", "fsdp", "moved"],
+    ids=["ddp", "fsdp", "warp"],
 )
 def test_two_processes_equal_one(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -108,40 +118,41 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path):
 
 
 def test_muon_and_fsdp_do_not_go_together():
-    check(small(train__optimizer="adamw", train__parallel="fsdp").train)
-    with pytest.raises(ValueError, match="Muon needs whole matrices, which fsdp cuts up; use parallel=ddp, or optimizer=adamw"):
-        check(small(train__optimizer="muon", train__parallel="fsdp").train)
+    check(small(train__optimizer="adamw", train__parallel="fsdp"))
+    with pytest.raises(ValueError, match=r"Muon needs whole matrices.*--train.optimizer adamw"):
+        check(small(train__optimizer="muon", train__parallel="fsdp"))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"draw": "independent+noisy_context"}, "gives tokens a past of its own"),
-        ({"judge": "score"}, "samples from the model, which fsdp has cut up"),
+        ({"recipe": "composition", "objective__draw": "independent+noisy_context"}, "draws of levels"),
+        ({"recipe": "exchange", "train__monitor": "score"}, "--train.monitor loss"),
+        ({"recipe": "labyrinth", "stage": "decoder"}, "--train.parallel ddp"),
     ],
 )
 def test_what_fsdp_cannot_gather_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        check(small(train__optimizer="adamw", train__parallel="fsdp", **{f"train__{name}": value for name, value in changes.items()}).train)
+        check(small(train__optimizer="adamw", train__parallel="fsdp", **changes))
 
 
 @pytest.mark.parametrize("device", ["gpu", "nowhere:0"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_written(device):
     with pytest.raises(ValueError, match=f"there is no device '{device}' here .*; use auto"):
-        check(small(train__device=device).train)
+        check(small(train__device=device))
 
 
 def test_slices_cover_the_batch_once():
-    parts = [list(range(12))[World(rank, 3).slice(12)] for rank in range(3)]
+    parts = [list(range(12))[Distributed(rank, 3).slice(12)] for rank in range(3)]
     assert [row for part in parts for row in part] == list(range(12))
     with pytest.raises(ValueError, match="3 processes cannot share a batch of 10 equally; use a multiple of 3"):
-        World(0, 3).slice(10)
+        Distributed(0, 3).slice(10)
 
 
 def test_alone_there_is_nothing_to_agree_on():
-    alone = World()
+    alone = Distributed()
     assert alone.main
-    assert alone.agree(True)
-    assert not alone.agree(False)
+    assert alone.any(True)
+    assert not alone.any(False)
     assert torch.equal(alone.sum(torch.tensor([2.0])), torch.tensor([2.0]))
     alone.barrier()

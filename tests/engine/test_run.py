@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from small import WORDS, dforce, small
 
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.codecs import Chain, Normalize, Stack
-from diffusion_forcing.engine.config import Experiment, FusedSNR, ModelConfig, RNNConfig, replace
+from diffusion_forcing.engine.config import Experiment, FusedSNR, ModelConfig, replace
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.files import write_atomically
@@ -44,7 +45,7 @@ def test_opening_a_run_calls_nothing_that_its_files_name(runs, tmp_path, monkeyp
     config["task"]["kind"] = "Other"
     (copy / "config.json").unlink()
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is of a task Other, which payload does not name"):
+    with pytest.raises(ValueError, match="uses a class Other, which payload does not name"):
         load_run(copy)
     assert not (tmp_path / "called").exists()
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from small import WORDS, Waves, checkpoint, command, dforce, differing, finite, flat, logged, small, stop_after, weights
+from small import VARIANTS, WORDS, Waves, checkpoint, command, dforce, differing, finite, flat, logged, small, stop_after, weights
 from torch import nn
 
 from diffusion_forcing import DiffusionForcing
+from diffusion_forcing.backbones import RNNConfig, TransformerConfig
 from diffusion_forcing.engine import train as training
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig, TransformerConfig, replace
-from diffusion_forcing.engine.distributed import World
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig, replace
+from diffusion_forcing.engine.distributed import Distributed
 from diffusion_forcing.engine.log import read_log
-from diffusion_forcing.engine.recipes import RECIPES
 from diffusion_forcing.engine.task import TaskData
-from diffusion_forcing.engine.train import Clock, Diverged, seeded, train, validate
+from diffusion_forcing.engine.train import Clock, Diverged, Trainer, seeded, train, validate
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.windows import Windows
 
@@ -35,9 +35,9 @@ def waves(task=None, **changes) -> Experiment:
 # Every recipe.
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_trains_saves_loads_and_goes_on_to_the_same_loss(recipe, tmp_path, monkeypatch):
-    experiment = small(recipe, train__steps=4, train__validate_every=2)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
+def test_every_recipe_trains_saves_loads_and_resumes_to_the_same_loss(variant, tmp_path, monkeypatch):
+    experiment = small(**variant, train__steps=4, train__validate_every=2)
     whole = train(experiment, tmp_path / "whole", quiet=True)
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -155,7 +155,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in errors
     step = checkpoint(folder)[1]["step"]
     assert step >= 10
-    assert f"interrupted at step {step:,}; all is saved. Go on with: dforce train composition" in flat(said)
+    assert f"interrupted at step {step:,}; all is saved. Resume it with: dforce train composition" in flat(said)
     assert finite(weights(folder))
     DiffusionForcing.from_pretrained(folder / "model")
 
@@ -240,33 +240,28 @@ def test_what_lies_in_the_padding_does_not_matter(tmp_path, monkeypatch):
     assert logged(tmp_path / "zeros") == pytest.approx(logged(tmp_path / "sevens"), rel=1e-4)
 
 
-@pytest.mark.parametrize("draw", [*DRAWS, "independent+staircase", "shared+teacher_forced", "+".join(DRAWS)])
 @pytest.mark.parametrize("backbone", [RNNConfig(hidden=16), TransformerConfig(hidden=16, layers=1, heads=2)], ids=["rnn", "transformer"])
-def test_each_draw_of_levels_trains(draw, backbone, tmp_path):
-    result = train(small(model__backbone=backbone, train__draw=draw, train__steps=3), tmp_path, quiet=True)
-    assert result.status == "done"
-    assert 0 < result.valid_loss < 3
-
-
-def test_draws_differ(tmp_path):
-    losses = {train(small(train__draw=draw, train__steps=2), tmp_path / draw, quiet=True).loss for draw in DRAWS}
-    assert len(losses) == len(DRAWS)
+def test_each_draw_of_levels_trains_and_differs(backbone, tmp_path):
+    draws = [*DRAWS, "+".join(DRAWS)]
+    results = [train(small(model__backbone=backbone, objective__draw=draw, train__steps=3), tmp_path / draw, quiet=True) for draw in draws]
+    assert all(result.status == "done" and 0 < result.valid_loss < 3 for result in results)
+    assert len({result.loss for result in results}) == len(draws)
 
 
 def test_a_forced_past_needs_a_model_that_can_have_one(tmp_path):
     backbone = TransformerConfig(hidden=16, layers=1, heads=2, causal=False)
     with pytest.raises(ValueError, match="causal=True"):
-        train(small(model__backbone=backbone, train__draw="teacher_forced"), tmp_path, quiet=True)
+        train(small(model__backbone=backbone, objective__draw="teacher_forced"), tmp_path, quiet=True)
 
 
 def test_dropping_every_condition_is_training_without_them(tmp_path):
-    def losses(name, told, drop):
-        train(waves(Waves(told=told), cond_drop=drop), tmp_path / name, quiet=True)
+    def losses(name, informative, drop):
+        train(replace(waves(Waves(informative=informative)), objective__cond_drop=drop), tmp_path / name, quiet=True)
         return logged(tmp_path / name)
 
-    assert losses("dropped", True, 1.0) == losses("untold", False, 1.0)
-    assert losses("some", True, 0.5) != losses("untold half", False, 0.5)
-    assert losses("told", True, 0.0) != losses("silent", False, 0.0)
+    assert losses("dropped", True, 1.0) == losses("without", False, 1.0)
+    assert losses("some", True, 0.5) != losses("none of half", False, 0.5)
+    assert losses("kept", True, 0.0) != losses("none", False, 0.0)
 
 
 def test_the_learning_rate_rises_then_falls_to_its_final_share(tmp_path):
@@ -331,7 +326,9 @@ def test_what_is_validated_is_what_is_saved(tmp_path):
     experiment = small()
     result = train(experiment, tmp_path, quiet=True)
     model = DiffusionForcing.from_pretrained(tmp_path / "model")
-    assert validate(model, experiment.task.data().valid, experiment.train, World()) == pytest.approx(result.valid_loss, rel=1e-6)
+    assert validate(model, experiment.task.data().valid, experiment.objective, experiment.train, Distributed()) == pytest.approx(
+        result.valid_loss, rel=1e-6
+    )
 
 
 def test_validation_gives_the_same_number_every_time():
@@ -339,11 +336,14 @@ def test_validation_gives_the_same_number_every_time():
     data = experiment.task.data()
     model = experiment.model.build(1, 1)
     nn.init.normal_(model.backbone.proj_out.weight, generator=seeded(5))
-    losses = [validate(model, data.valid, config, World()) for config in (experiment.train, experiment.train)]
-    assert losses[0] == losses[1]
-    other = replace(experiment, train__batch=5)
-    assert validate(model, data.valid, other.train, World()) == pytest.approx(losses[0], rel=1e-6)
-    assert validate(model, data.valid, replace(experiment, train__seed=1).train, World()) != losses[0]
+
+    def loss(**changes):
+        return validate(model, data.valid, experiment.objective, replace(experiment, **changes).train, Distributed())
+
+    first = loss()
+    assert loss() == first
+    assert loss(train__batch=5) == pytest.approx(first, rel=1e-6)
+    assert loss(train__seed=1) != first
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -371,14 +371,14 @@ def test_whichever_of_steps_and_minutes_comes_first(tmp_path):
 
 
 def scripted(monkeypatch, losses):
-    """Validations that give these losses, in order; the weights that were judged."""
+    """Validations that give these losses, in order; returns the weights that were validated."""
     judged = []
 
-    def told(model, *_):
+    def scripted_loss(model, *_):
         judged.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return losses[len(judged) - 1]
 
-    monkeypatch.setattr(training, "validate", told)
+    monkeypatch.setattr(training, "validate", scripted_loss)
     return judged
 
 
@@ -398,7 +398,7 @@ def test_with_patience_the_best_weights_are_kept_even_if_it_was_not_exhausted(tm
 
 
 def test_the_model_of_each_validation_is_kept_if_asked_for(tmp_path):
-    train(small(train__steps=4, train__validate_every=2, train__keep=True), tmp_path, quiet=True)
+    train(small(train__steps=4, train__validate_every=2, train__keep_checkpoints=True), tmp_path, quiet=True)
     kept = [DiffusionForcing.from_pretrained(tmp_path / "kept" / step).state_dict() for step in ("000002", "000004")]
     last = DiffusionForcing.from_pretrained(tmp_path / "model").state_dict()
     assert all(torch.equal(value, last[name]) for name, value in kept[1].items())
@@ -503,10 +503,10 @@ def test_a_codec_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path)
     assert not logged(tmp_path)
 
 
-def test_a_step_needs_whole_parts(tmp_path):
-    """Four processes of two sequences each cannot take three parts each."""
-    config = TrainConfig(batch=6, accumulate=3)
+def test_a_step_needs_whole_parts():
+    """Three processes of two sequences each cannot take three parts each."""
+    experiment = small(train__batch=6, train__accumulate=3)
+    trainer = Trainer(experiment.model.build(2), experiment.task.data().train, experiment.objective, experiment.train, Distributed())
+    trainer.dist = Distributed(0, 3)
     with pytest.raises(ValueError, match=r"accumulate=3 must divide each process's 2 sequences"):
-        training._step(
-            small().model.build(2), small().task.data().train, [], torch.amp.GradScaler("cpu", enabled=False), config, World(0, 3), 0
-        )  # fmt: skip
+        trainer.step()

@@ -1,6 +1,7 @@
 """The task: what is learned from and what is not, evaluation, refusals, recipes."""
 
 import dataclasses
+import itertools
 import json
 import os
 
@@ -14,10 +15,10 @@ pytest.importorskip("pandas", reason="pandas comes with the extra `forecasting`"
 from series import HORIZON, assert_same, daily, few, garbled, known_panel, panel_of, quiet, task_of, untrained
 
 from diffusion_forcing.engine.config import Experiment, from_dict, to_dict
-from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.engine.recipes import RECIPES, build
 from diffusion_forcing.forecasting.datasets import DATASETS
 from diffusion_forcing.forecasting.model import SeriesModel
-from diffusion_forcing.forecasting.recipes import FORECASTING, HORIZONS, MINUTES
+from diffusion_forcing.forecasting.recipes import HORIZONS, MINUTES
 from diffusion_forcing.forecasting.task import OURS, Forecasting, baselines, rolling
 
 residuals = pytest.mark.parametrize("residual", ["seasonal", "difference"])
@@ -178,10 +179,10 @@ def test_the_score_for_early_stopping_is_of_validation_windows(joint, tmp_path):
 def test_each_public_data_set_has_recipes():
     assert {name: dataset.horizon for name, dataset in DATASETS.items()} == HORIZONS
     assert MINUTES.keys() == HORIZONS.keys()
-    for name, recipe in FORECASTING.items():
-        assert resolve(name) is recipe
-        experiment = recipe()
-        assert experiment.task.source == name.partition("-")[0] in recipe.__doc__
-        whole = getattr(experiment.model.backbone, "causal", True) is False
-        assert (experiment.task.sampler.matrix == "full_sequence") == whole
+    variants = [{}, {"backbone": "transformer"}, {"backbone": "paper"}, {"baseline": "timegrad"}]
+    for name, variant in itertools.product(HORIZONS, variants):
+        assert f"{name} series, forecast {HORIZONS[name]} steps" in RECIPES[name].about
+        experiment = build(name, **variant)
+        assert experiment.task.source == name
+        assert (experiment.task.sampler.matrix == "full_sequence") == (not experiment.model.backbone.causal)
         assert from_dict(Experiment, json.loads(json.dumps(to_dict(experiment)))) == experiment

@@ -6,17 +6,10 @@ import torch
 from robots import PX, SMALL, TASK, K, as_tensors, model_for, observation
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.engine.config import (
-    ConvRNNConfig,
-    Experiment,
-    ModelConfig,
-    RNNConfig,
-    TrainConfig,
-    TransformerConfig,
-    replace,
-    save_experiment,
-)
-from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.backbones import ConvRNNConfig, RNNConfig, TransformerConfig
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig, replace, save_experiment
+from diffusion_forcing.engine.objective import Denoising
+from diffusion_forcing.engine.recipes import build
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.imitation import agent as agents
 from diffusion_forcing.imitation.agent import SAMPLER, AgentOptions, ImageTokenAgent, ImitationAgent, agent_for
@@ -356,14 +349,15 @@ def test_an_agent_of_a_run_has_its_options(model, tmp_path):
     agent = ImitationAgent.from_pretrained(tmp_path, Sampler(steps=3), AgentOptions())
     agent.reset(2)
     np.testing.assert_allclose(agent.act(observation()), agent_of(model).act(observation()), rtol=1e-5, atol=1e-6)
-    save_experiment(resolve("composition")(), tmp_path / "config.json")
+    save_experiment(build("composition"), tmp_path / "config.json")
     assert of(tmp_path) == (SAMPLER, AgentOptions())
 
 
 def test_an_agent_with_memory_1_is_trained(tmp_path):
     task = replace(TASK, window=1, sampler=Sampler(steps=2), agent=AgentOptions(memory=1))
-    training = TrainConfig(steps=3, batch=4, draw="noisy_context", validate_every=2, log_every=2)
-    train(Experiment(task, ModelConfig(SMALL, levels=K), training), tmp_path, quiet=True)
+    training = TrainConfig(steps=3, batch=4, validate_every=2, log_every=2)
+    objective = Denoising(draw="noisy_context")
+    train(Experiment(task, ModelConfig(SMALL, levels=K), training, objective), tmp_path, quiet=True)
     agent = agent_for(DiffusionForcing.from_pretrained(tmp_path / "model"), task.sampler, task.agent)
     agent.reset(2)
     assert np.isfinite([agent.act(observation(seed=seed)) for seed in range(3)]).all()

@@ -7,7 +7,7 @@ import torch
 from robots import PX, TASK, as_tensors, demonstrations
 
 from diffusion_forcing.codecs import build_codec, describe_codec
-from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.engine.recipes import build
 from diffusion_forcing.imitation.image_tokens import ImageTokens
 from diffusion_forcing.imitation.windows import timesteps_of
 
@@ -41,7 +41,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes, words):
 
 
 def test_the_papers_model_has_21_channels():
-    experiment = resolve("swap-paper")()
+    experiment = build("swap", backbone="paper")
     codec = ImageTokens({"actions": (experiment.task.chunk, 7), "front": (32, 32, 3), "hand": (32, 32, 3)})
     assert codec.event == (21, 32, 32)
     model = experiment.model.build(codec.event, 0, codec)

@@ -9,20 +9,21 @@ import torch
 from robots import PX, SMALL, TASK, Given, K, demonstrations, is_png, model_for, observation, progress
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.engine.config import Experiment, ModelConfig, RNNConfig, TrainConfig
-from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.backbones import RNNConfig
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig
+from diffusion_forcing.engine.objective import Denoising
+from diffusion_forcing.engine.recipes import build
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.imitation.agent import AgentOptions, ImitationAgent
 from diffusion_forcing.imitation.demonstrations import Demonstrations
-from diffusion_forcing.imitation.recipes import IMITATION
 from diffusion_forcing.imitation.recorded import Recorded
 from diffusion_forcing.imitation.task import Imitation
 from diffusion_forcing.sampling import Sampler
 
 
-@pytest.mark.parametrize("name", IMITATION)
-def test_every_recipe_builds(name):
-    experiment = resolve(name)()
+@pytest.mark.parametrize(("name", "backbone"), [("swap", "gru"), ("swap", "paper"), ("imitation", None), ("pusht", None)])
+def test_every_recipe_builds(name, backbone):
+    experiment = build(name, backbone=backbone)
     model = experiment.model.build((21, 32, 32) if experiment.task.tokens == "image" else (24,), 3)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e6
 
@@ -33,10 +34,11 @@ def test_all_demonstrations_held_out_leave_none():
 
 
 def test_training_continues_from_another_model_in_its_tokens(tmp_path):
-    training = TrainConfig(steps=2, batch=4, draw="noisy_context", validate_every=2, log_every=2)
-    train(Experiment(TASK, ModelConfig(SMALL, levels=K), training), tmp_path / "first", quiet=True)
+    training = TrainConfig(steps=2, batch=4, validate_every=2, log_every=2)
+    objective = Denoising(draw="noisy_context")
+    train(Experiment(TASK, ModelConfig(SMALL, levels=K), training, objective), tmp_path / "first", quiet=True)
     on = replace(training, steps=1, lr=1e-12, init=str(tmp_path / "first"))
-    train(Experiment(replace(TASK, whiten=1.0), ModelConfig(SMALL, levels=K), on), tmp_path / "second", quiet=True)
+    train(Experiment(replace(TASK, whiten=1.0), ModelConfig(SMALL, levels=K), on, objective), tmp_path / "second", quiet=True)
     first, second = (DiffusionForcing.from_pretrained(tmp_path / run / "model").state_dict() for run in ("first", "second"))
     for name, value in first.items():
         torch.testing.assert_close(second[name], value, atol=1e-6, rtol=0)
@@ -89,8 +91,9 @@ def cued(episodes=64, frames=4):
 
 def test_an_agent_with_memory_acts_on_what_it_observed_long_ago(tmp_path):
     task = Imitation(Given(cued, held_out=8), chunk=1, window=4)
-    training = TrainConfig(steps=600, batch=32, lr=5e-3, draw="independent+noisy_prefix", validate_every=500, log_every=500)
-    train(Experiment(task, ModelConfig(RNNConfig(hidden=48), levels=K), training), tmp_path, quiet=True)
+    training = TrainConfig(steps=600, batch=32, lr=5e-3, validate_every=500, log_every=500)
+    objective = Denoising(draw="independent+noisy_prefix")
+    train(Experiment(task, ModelConfig(RNNConfig(hidden=48), levels=K), training, objective), tmp_path, quiet=True)
     model = DiffusionForcing.from_pretrained(Path(tmp_path) / "model")
     shown = cued(32)
 

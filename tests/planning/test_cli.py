@@ -160,10 +160,10 @@ def test_sample_writes_plans(trained, here, capsys):
 
 
 def test_options_of_planning_are_options_of_the_command(trained, capsys):
-    assert dforce("eval", trained, "--help") == 0
+    assert dforce("eval", trained, "--help-all") == 0
     out, _ = output_of(capsys)
     for part in ("--task.multi", "--task.policy {agent,zeroed,diffuser,diffuser_pd,scripted,random,mppi}", "--task.plan.lookahead",
-                 "--task.plan.candidates", "(also --episodes)"):  # fmt: skip
+                 "--task.plan.candidates", "--episodes"):  # fmt: skip
         assert part in out
 
 

@@ -80,7 +80,8 @@ def test_streams_kept_for_validation_are_long_enough(tmp_path):
 def quick(recipe, **changes):
     """A recipe of the maze for a few steps, with plans that cost little."""
     plan = {"task__sampler__steps": 2, "task__plan__scale": 0.02, "task__plan__short_plan_scale": 0.02, "task__plan__lookahead": 3}
-    return replace(small(recipe), task__transitions=20_000, train__steps=2, train__validate_every=1, **{**plan, **changes})
+    experiment = small(recipe.removesuffix("-gru"), backbone="gru" if recipe.endswith("-gru") else None)
+    return replace(experiment, task__transitions=20_000, train__steps=2, train__validate_every=1, **{**plan, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ import torch
 from torch import Generator
 from worlds import TASK, model_for
 
+from diffusion_forcing.backbones import ConvRNNConfig
 from diffusion_forcing.composition import Composition
-from diffusion_forcing.engine.cli import _moved
-from diffusion_forcing.engine.config import ConvRNNConfig
 from diffusion_forcing.sampling import Context, Sampler
 from diffusion_forcing.video.play import Player, PlayOptions, actions_of, keys_of, play, read_picture
 from diffusion_forcing.video.task import Folder, Video
@@ -130,10 +129,3 @@ def test_actions_of_the_wrong_shape_or_none_say_so(model, tmp_path):
         Player(TASK, model).step(np.zeros((2, 3), np.float32))
     with pytest.raises(FileNotFoundError, match="there are no actions"):
         play(PlayOptions(tmp_path, file=tmp_path / "none.npy", out=tmp_path / "film.gif"), TASK, model, tmp_path)
-
-
-def test_what_cannot_be_elsewhere_says_so(model):
-    with pytest.raises(ValueError, match="Composition samples on the CPU"):
-        _moved(model, "cuda", Composition())
-    with pytest.raises(ValueError, match="there is no device 'nowhere' here"):
-        _moved(model, "nowhere", TASK)

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from diffusion_forcing.engine.config import Experiment
-from diffusion_forcing.engine.recipes import resolve
+from diffusion_forcing.engine.recipes import RECIPES, build
 from diffusion_forcing.video.codec import Patches, Pixels
-from diffusion_forcing.video.recipes import VIDEO
 
 # Shape of a token and numbers of a condition: of the published clips, actions come in three or four kinds.
 TOKENS = {
@@ -22,22 +21,17 @@ TOKENS = {
 MILLIONS = {"dmlab": 24, "minecraft": 36}
 
 
-def test_every_recipe_is_known():
-    assert set(TOKENS) == {name for name in VIDEO if not name.endswith("-painter")}
-    assert all(resolve(name) is recipe for name, recipe in VIDEO.items())
-    assert all(recipe.__doc__ for recipe in VIDEO.values())
-
-
-@pytest.mark.parametrize("name", [name for name in VIDEO if name.endswith("-painter")])
-def test_painters_are_for_the_tokens_of_their_models(name):
-    painter, first = VIDEO[name](), VIDEO[name.removesuffix("-painter")]()
-    assert painter.task == first.task
-    assert painter.task.patch == 2 ** len(painter.model.widths)
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if "decoder" in recipe.stages])
+def test_decoders_are_for_the_tokens_of_their_models(name):
+    decoder, first = build(name, stage="decoder"), build(name)
+    assert decoder.task == first.task
+    assert decoder.task.patch == 2 ** len(decoder.objective.widths)
 
 
 @pytest.mark.parametrize("name", TOKENS)
 def test_every_recipe_builds(name):
-    experiment = VIDEO[name]()
+    recipe, _, backbone = name.partition("-")
+    experiment = build(recipe, backbone=backbone or None)
     assert isinstance(experiment, Experiment)
     task = experiment.task
     event, cond = TOKENS[name]

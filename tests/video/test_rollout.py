@@ -9,7 +9,7 @@ import torch
 from oracles import seeded
 from worlds import TASK, model_for, quiet
 
-from diffusion_forcing.engine.config import ConvRNNConfig
+from diffusion_forcing.backbones import ConvRNNConfig
 from diffusion_forcing.sampling import Context, Sampler
 from diffusion_forcing.video.policy import ActionPolicy
 from diffusion_forcing.video.rollout import RollOut

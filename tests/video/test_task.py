@@ -10,20 +10,12 @@ from small import differing, stop_after, weights
 from worlds import BACKBONE, TASK, WORLD, in_folder, quiet, write_clips
 
 from diffusion_forcing import DiffusionForcing
-from diffusion_forcing.engine.config import (
-    ConvRNNConfig,
-    Experiment,
-    ModelConfig,
-    SpaceTimeConfig,
-    TrainConfig,
-    load_experiment,
-    replace,
-    save_experiment,
-)
+from diffusion_forcing.backbones import ConvRNNConfig
+from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig, load_experiment, replace, save_experiment
+from diffusion_forcing.engine.recipes import build
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.video.clips import prepare_clips
 from diffusion_forcing.video.codec import Patches
-from diffusion_forcing.video.recipes import VIDEO
 from diffusion_forcing.video.task import Folder
 
 # Data.
@@ -132,18 +124,18 @@ def test_real_clips_for_comparison_are_others_than_those_that_roll_outs_continue
 # Training.
 
 
-def tiny(recipe="labyrinth", **changes):
-    """A recipe's experiment on few small clips."""
-    experiment = VIDEO[recipe]()
-    backbone = BACKBONE if isinstance(experiment.model.backbone, SpaceTimeConfig) else ConvRNNConfig(4, 4, (1, 2), 1)
+def tiny(backbone="transformer", **changes):
+    """The experiment of the recipe labyrinth on few small clips."""
+    experiment = build("labyrinth", backbone=backbone)
+    network = BACKBONE if backbone == "transformer" else ConvRNNConfig(4, 4, (1, 2), 1)
     small = {"steps": 4, "minutes": None, "batch": 4, "validate_every": 2, "log_every": 1, "threads": 1, "warmup": 2, "ema": 0.9}
-    experiment = replace(experiment, task=TASK, model__backbone=backbone, **{f"train__{name}": value for name, value in small.items()})
+    experiment = replace(experiment, task=TASK, model__backbone=network, **{f"train__{name}": value for name, value in small.items()})
     return replace(experiment, **changes)
 
 
-@pytest.mark.parametrize("recipe", ["labyrinth", "labyrinth-gru"])
-def test_a_training_stopped_and_resumed_comes_to_the_same_loss(recipe, tmp_path, monkeypatch):
-    experiment = tiny(recipe)
+@pytest.mark.parametrize("backbone", ["transformer", "gru"])
+def test_a_training_stopped_and_resumed_comes_to_the_same_loss(backbone, tmp_path, monkeypatch):
+    experiment = tiny(backbone)
     whole = train(experiment, tmp_path / "whole", quiet=True)
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -165,7 +157,7 @@ def test_training_learns(tmp_path):
 
 
 def test_a_baseline_with_a_clean_past_trains_too(tmp_path):
-    result = train(tiny(train__steps=1, train__draw="teacher_forced", train__imagined=0.0), tmp_path, quiet=True)
+    result = train(tiny(train__steps=1, objective__draw="teacher_forced", objective__self_context=0.0), tmp_path, quiet=True)
     assert np.isfinite(result.valid_loss)
 
 

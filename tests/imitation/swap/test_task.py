@@ -7,7 +7,7 @@ import pytest
 from robots import model_for, progress
 from swaps import TASK, WORLD, ExpertAgent, K
 
-from diffusion_forcing.engine.config import ConvRNNConfig, RNNConfig
+from diffusion_forcing.backbones import ConvRNNConfig, RNNConfig
 from diffusion_forcing.imitation.agent import AgentOptions
 from diffusion_forcing.imitation.pusht.task import Pushing
 from diffusion_forcing.imitation.swap.task import Swapping, wilson

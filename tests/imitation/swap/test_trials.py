@@ -5,7 +5,7 @@ import pytest
 from robots import model_for, progress
 from swaps import TASK, ExpertAgent, K
 
-from diffusion_forcing.engine.config import RNNConfig
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.imitation.agent import ImitationAgent
 from diffusion_forcing.imitation.corruption import Corruption
 from diffusion_forcing.imitation.swap import trials as module
