@@ -199,7 +199,6 @@ def test_the_sdist_tests_itself(built, environment, tmp_path):
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
     assert {"tests", "docs", "examples", "benchmarks", "Makefile", "constraints.txt", "CITATION.cff"} <= {p.name for p in source.iterdir()}
-    shutil.rmtree(source / "diffusion_forcing")
     environment.install("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
     words = ("-p", "no:cacheprovider", "-n", "1", "tests/core", "tests/test_architecture.py", "tests/pretrained")
     run(environment.bin / "pytest", *words, cwd=source, env=environment.env)

@@ -34,7 +34,7 @@ def test_a_world_model_predicts_the_next_frames_better_than_by_standing_still(na
     pytest.importorskip("numba" if name == "voxels" else "torch")
     experiment, model = load_run(run_folder(name))
     task = experiment.task
-    real, actions = task.judged_by(1, 16)
+    real, actions = task.test_clips(1, 16)
     chunks = task.roll_out(model, 8, real[:, :8], actions, generator=torch.Generator().manual_seed(0))
     frames = np.concatenate(list(chunks), axis=1)
     assert (frames.shape, frames.dtype) == ((1, 8, 64, 64, 3), np.uint8)

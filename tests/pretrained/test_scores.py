@@ -1,4 +1,4 @@
-"""What each pretrained model scores in a few episodes or clips, within wide bounds. Figures with errors: docs/results.md."""
+"""What each pretrained model scores in a few episodes or clips, within wide bounds. Figures with errors: docs/results/."""
 
 import dataclasses
 import json
