@@ -22,7 +22,7 @@ from .schedule import NoiseSchedule, expand
 from .solver import amplitudes, solver_step
 
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, their levels)
-Wrap = Callable[[Denoise], Denoise]
+Wrap = Callable[[Denoiser], Denoise]
 
 
 @torch.no_grad()
@@ -187,9 +187,8 @@ def sample_window(
 ) -> Tensor:  # fmt: skip
     """Sample one window after a memory, add its first `keep` tokens to the memory, and return these. shape: (b, *event)."""
     model = memory.model
-    denoise: Denoise = model.denoiser(cond, memory.state)
-    if wrap is not None:
-        denoise = wrap(denoise)
+    denoiser = model.denoiser(cond, memory.state)
+    denoise: Denoise = denoiser if wrap is None else wrap(denoiser)
     matrix = sampler.matrix_for(model.schedule, keep or 1)
     x = sampler.temperature * start(model.schedule, matrix, shape, generator=generator)
     trace = follow(denoise, model.schedule, x, sampler.along(matrix), generator, min_context_level=memory.min_context_level)
