@@ -70,7 +70,7 @@ class Maze2D(Task):
     data_file: Path | None = None
     """Your own data: .hdf5 in the layout of D4RL or Minari. None: collected on first use and cached."""
 
-    main_options = ("multi", "policy", "parallel_episodes", "data_file", "sampler.steps", "sampler.matrix", "plan.scale", "plan.draws")
+    main_options = ("multi", "policy", "data_file", "sampler.steps", "sampler.matrix", "plan.scale", "plan.lookahead", "plan.draws")
     short_options = (("--multi", "--task.multi"),)
 
     def __post_init__(self) -> None:
