@@ -50,11 +50,11 @@ class Swapping(World):
     held_out: int = 10
     """Demonstrations, the last ones, that are only validated on."""
     trials: tuple[Trial, ...] = ("clean", "distractors", "occluded", "dropped", "imagine", "open_loop", "expert")
-    """clean; three corruptions of the cameras, each with and without a flag for the agent; two controls that must fail: imagine, only the
+    """clean; three corruptions of the cameras, each with the agent informed and not; two controls that must fail: imagine, only the
     first observation is real, and open_loop, the script aims at the plates' centres; expert, how far the script itself comes if it goes by
     what it knew before while all cameras are corrupted."""
     distractor_level: float = 0.35
-    """Noise level of an image flagged for distractors, as a share of K. Occluded and dropped images have level K."""
+    """Noise level of an image with distractors, if the agent is informed, as a share of K. Occluded and dropped images have level K."""
     extra_steps: int = 150
     """Actions that an episode goes on for beyond the 600 of a demonstration, for agents that are late. Success is measured at both times,
     the second after whole chunks."""
@@ -111,7 +111,7 @@ class Swapping(World):
         metrics: dict[str, float] = {}
         rows: list[tuple[str, ...]] = []
         figures: dict[str, str] = {}
-        for name, trial, flagged in self._named_trials():
+        for name, trial, informed in self._named_trials():
             renamed = _renamed(progress, f"episodes ({name})")
             if trial == "open_loop":
                 result = episodes.run_expert(renamed, open_loop=True)
@@ -119,7 +119,7 @@ class Swapping(World):
                 result = episodes.run_expert(renamed, corruption=next(one for one in ALL_CAMERAS if name.startswith(one)), chunk=chunk)
             else:
                 level = round(self.distractor_level * levels) if trial == "distractors" else levels
-                result = episodes.run_agent(agent, trial, level * flagged, renamed)
+                result = episodes.run_agent(agent, trial, level * informed, renamed)
             low, high = wilson(int(result.success.sum()), samples)
             metrics[name] = float(result.success.mean())
             parts = [float((result.moves >= number).mean()) for number in (1, 2)]
@@ -147,11 +147,11 @@ class Swapping(World):
         return Evaluation(metrics, (Table(f"The swap, {samples} episodes a row", heads, tuple(rows)),), figures)
 
     def _named_trials(self) -> list[tuple[str, Trial, bool]]:
-        """Name, trial, and whether corrupted cameras are flagged to the agent."""
+        """Name, trial, and whether the agent is informed which cameras are corrupted."""
         named: list[tuple[str, Trial, bool]] = []
         for trial in self.trials:
             if trial in CORRUPTIONS:
-                named += [(f"{trial}, flagged", trial, True), (f"{trial}, not flagged", trial, False)]
+                named += [(f"{trial}, informed", trial, True), (f"{trial}, not informed", trial, False)]
             elif trial == "expert":
                 named += [(f"{corruption}, ignored by the expert", trial, True) for corruption in ALL_CAMERAS]
             else:

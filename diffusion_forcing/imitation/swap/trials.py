@@ -47,7 +47,7 @@ class Trials:
     extra_steps: int = 0
 
     def run_agent(self, agent: ImitationAgent, trial: str, level: int, progress: Progress) -> TrialResult:
-        """trial: a kind of corruption, or "imagine": only the first observation is real, or "clean". level: told for corrupted cameras."""
+        """trial: a kind of corruption; imagine: only the first observation is real; or clean. level: of corrupted cameras, or 0."""
         chunk = agent.codec.shapes[ACTIONS][0]
         usual, chunks = STEPS // chunk, (STEPS + self.extra_steps) // chunk
         envs: list[Any] = [SwapEnv(self.px, self.simulator, steps=STEPS + self.extra_steps) for _ in range(min(PARALLEL, self.samples))]

@@ -85,7 +85,7 @@ def test_every_trial_has_its_row(model, tmp_path):
     evaluation = replace(TASK, world=replace(WORLD, trials=("clean", "dropped", "imagine", "open_loop", "expert"))).evaluate(
         model, tmp_path, samples=2, seed=0, progress=progress
     )
-    names = ["clean", "dropped, flagged", "dropped, not flagged", "imagine", "open loop"]
+    names = ["clean", "dropped, informed", "dropped, not informed", "imagine", "open loop"]
     names += ["distractors, ignored by the expert", "dropped, ignored by the expert"]
     (table,) = evaluation.tables
     assert [row[0] for row in table.rows] == [*names, "time for 2 decisions at once"]
@@ -125,7 +125,7 @@ def test_every_trial_runs_with_image_tokens(model, tmp_path):
     task = replace(TASK, chunk=60, tokens="image")  # long chunks, for few observations
     image_model = model_for(task, ConvRNNConfig(4, 4, (1, 2), 1), K)
     evaluation = task.evaluate(image_model, tmp_path, samples=1, seed=0, progress=progress)
-    assert {"occluded, flagged", "distractors, flagged", "imagine"} <= evaluation.metrics.keys()
+    assert {"occluded, informed", "distractors, informed", "imagine"} <= evaluation.metrics.keys()
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ def trials(samples):
     return Trials(16, "kinematic", samples, seed=0, extra_steps=150)
 
 
-def test_corrupted_cameras_have_a_level_if_flagged(model):
+def test_corrupted_cameras_have_a_level_if_the_agent_is_informed(model):
     for trial, level in (("distractors", round(0.35 * K)), ("occluded", K), ("dropped", K)):
         given = {}
-        for flagged in (True, False):
+        for informed in (True, False):
             agent = ExpertAgent(model)
-            trials(2).run_agent(agent, trial, level * flagged, progress)
-            given[flagged] = np.array([[levels[name] for name in agent.sensors] for levels in agent.levels])  # (frames, cameras, robots)
+            trials(2).run_agent(agent, trial, level * informed, progress)
+            given[informed] = np.array([[levels[name] for name in agent.sensors] for levels in agent.levels])  # (frames, cameras, robots)
         assert set(np.unique(given[True])) == {0, level}
         assert not given[False].any()
         both = (given[True] > 0).all(1).any()
