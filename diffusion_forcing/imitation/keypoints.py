@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from einops import reduce
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from ..checks import check_counts, check_divides
+from ..engine.config import TrainConfig
+from ..engine.objective import Objective
 from ..engine.task import Progress
+from ..engine.train import fit
 from ..files import cached, read_tensors
+from ..windows import Batch, Source
 
 COLOUR_WEIGHT = 4.0
 """Weight of the colour error, relative to the squared error."""
 PRESENCE_BIAS = 6.0
 """Log-sum-exp of a heat map at which its keypoint is half present."""
-VERSION = 3
+VERSION = 4
 """Of what is trained and how; part of the cache file's name."""
 
 
@@ -83,13 +89,37 @@ class KeypointAutoencoder(nn.Module):
         blobs = presence[..., None, None] * rows[..., :, None] * columns[..., None, :]
         return self.decoder(torch.cat([blobs, self.background(appearance)], dim=1)).movedim(1, -1) / 4 + 0.5
 
-    def loss(self, images: Tensor) -> Tensor:
-        """Mean squared error of uint8 images, plus COLOUR_WEIGHT times that of their colour differences."""
-        target = images.float() / 255
-        error = self.decode(self.encode(target)) - target
+
+class Images(Source):
+    """Images (n, px, px, 3) to draw batches from: windows of one token, an image."""
+
+    length, cond_width = 1, 0
+
+    def __init__(self, images: NDArray[np.uint8]) -> None:
+        self._images = torch.from_numpy(images)
+        self.event = tuple(images.shape[1:])
+
+    def draw(self, size: int, generator: Generator | None = None) -> Tensor:
+        return torch.randint(0, len(self._images), (size,), generator=generator)
+
+    def read(self, windows: Tensor) -> Batch:
+        n = len(windows)
+        return Batch(self._images[windows][:, None], torch.zeros(n, 1, 0), torch.ones(n, 1, dtype=torch.bool))
+
+    def all(self) -> Tensor:
+        return torch.arange(len(self._images))
+
+
+@dataclass(frozen=True)
+class Reconstruction(Objective):
+    """Squared error of an image, plus COLOUR_WEIGHT times that of its colour differences."""
+
+    def __call__(self, model: KeypointAutoencoder, batch: Batch, drawn: Any) -> Tensor:
+        target = as_floats(batch.x[:, 0])
+        error = model.decode(model.encode(target)) - target
         red, green, blue = error.unbind(-1)
         colour = (red - green) ** 2 + ((red + green) / 2 - blue) ** 2
-        return (error**2).mean() + COLOUR_WEIGHT * colour.mean()
+        return reduce(error**2, "b h w c -> b 1", "mean") + COLOUR_WEIGHT * reduce(colour, "b h w -> b 1", "mean")
 
 
 def train_keypoints(
@@ -102,19 +132,9 @@ def train_keypoints(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         autoencoder = KeypointAutoencoder(images.shape[1], latent)
-    generator = Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(autoencoder.parameters(), lr=2e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=min(0.1, 10 / steps + 0.05))
-    tensor = torch.from_numpy(images)
-    for step in range(steps):
-        which = torch.randint(0, len(tensor), (min(batch, len(tensor)),), generator=generator)
-        loss = autoencoder.loss(tensor[which])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        schedule.step()
-        if progress is not None:
-            progress("training keypoints", step + 1, steps)
+    warmup = min(steps // 10, 10 + steps // 20)
+    config = TrainConfig(steps=steps, batch=min(batch, len(images)), lr=2e-3, weight_decay=0.01, warmup=warmup, ema=0.0, seed=seed)
+    fit(autoencoder, Images(images), Reconstruction(), config, progress=progress, label="training keypoints")
     return autoencoder.eval().requires_grad_(False)
 
 

@@ -40,6 +40,10 @@ class Recorded(World):
     def __post_init__(self) -> None:
         check_options(self, "px", "held_out")
 
+    @property
+    def default_samples(self) -> int:
+        return self.held_out
+
     def prepare(self, progress: Progress | None = None) -> Path:
         return self.path
 

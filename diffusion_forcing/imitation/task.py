@@ -92,37 +92,9 @@ class Imitation(Task):
 
     @property
     def default_samples(self) -> int:
-        return self.world.held_out if isinstance(self.world, Recorded) else 50
+        return self.world.default_samples
 
-    def compare(
-        self, model: DiffusionForcing, others: Mapping[str, tuple[Any, DiffusionForcing]], folder: Path, *, samples: int, seed: int,
-        progress: Progress,
-    ) -> Evaluation:  # fmt: skip
-        return self.evaluate(model, folder, samples=samples, seed=seed, progress=progress, others=dict(others))
-
-    def evaluate(
-        self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress,
-        others: Mapping[str, tuple[Imitation, DiffusionForcing]] | None = None,
-    ) -> Evaluation:  # fmt: skip
-        """others: tasks and models by name, measured in the same episodes of this task's world, each with its own agent options. Their
-        metrics are called `NAME: ...`."""
-        others = others or {}
-        for name, (task, other) in others.items():
-            if type(task.world) is not type(self.world):
-                raise ValueError(f"{name} was trained in another world ({type(task.world).__name__}); compare runs of one world")
-            theirs, ours = (getattr(one.codec, "shapes", {}) for one in (other, model))
-            if any(ours.get(key, shape) != shape for key, shape in theirs.items() if key != ACTIONS):
-                raise ValueError(f"{name} observes images or states of other sizes: {theirs} instead of {ours}")
-        evaluation = self._evaluate(model, folder, samples, seed, progress)
-        for name, (task, other) in others.items():
-            beside = folder / name.replace("/", "_")
-            beside.mkdir(parents=True, exist_ok=True)
-            compared = dataclasses.replace(task, world=self.world.for_comparison())
-            theirs = compared._evaluate(other, beside, samples, seed, _renamed(progress, name))
-            evaluation = _side_by_side(evaluation, theirs, name, beside.name)
-        return evaluation
-
-    def _evaluate(self, model: DiffusionForcing, folder: Path, samples: int, seed: int, progress: Progress) -> Evaluation:
+    def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         agent = agent_for(model, self.sampler, self.agent, seed)
         held_out = functools.cache(lambda: self._held_out(progress))
         evaluation = self.world.evaluate(agent, folder, held_out=held_out, samples=samples, seed=seed, progress=progress)
@@ -130,6 +102,26 @@ class Imitation(Task):
             return evaluation
         draw_codec(agent, self.world.example(self.chunk) or held_out(), folder / "codec.png")
         return dataclasses.replace(evaluation, figures={**evaluation.figures, "codec.png": CODEC_CAPTION})
+
+    def compare(
+        self, model: DiffusionForcing, others: Mapping[str, tuple[Imitation, DiffusionForcing]], folder: Path, *, samples: int, seed: int,
+        progress: Progress,
+    ) -> Evaluation:  # fmt: skip
+        """All in the same episodes of this task's world, each with its own agent options. Metrics of others are called `NAME: ...`."""
+        for name, (task, other) in others.items():
+            if type(task.world) is not type(self.world):
+                raise ValueError(f"{name} was trained in another world ({type(task.world).__name__}); compare runs of one world")
+            theirs, ours = (getattr(one.codec, "shapes", {}) for one in (other, model))
+            if any(ours.get(key, shape) != shape for key, shape in theirs.items() if key != ACTIONS):
+                raise ValueError(f"{name} observes images or states of other sizes: {theirs} instead of {ours}")
+        evaluation = self.evaluate(model, folder, samples=samples, seed=seed, progress=progress)
+        for name, (task, other) in others.items():
+            beside = folder / name.replace("/", "_")
+            beside.mkdir(parents=True, exist_ok=True)
+            compared = dataclasses.replace(task, world=self.world.for_comparison())
+            its = compared.evaluate(other, beside, samples=samples, seed=seed, progress=_renamed(progress, name))
+            evaluation = _side_by_side(evaluation, its, name, beside.name)
+        return evaluation
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         """Episodes imagined from the first observation of held-out demonstrations: arrays, and a figure of each modality."""

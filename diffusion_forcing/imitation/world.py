@@ -24,6 +24,11 @@ class World(Protocol):
     mirrors: ClassVar[bool] = True
     """Whether `mirrored` is there."""
 
+    @property
+    def default_samples(self) -> int:
+        """Episodes that are evaluated if the command gives no number."""
+        return 50
+
     def demonstrations(self, chunk: int, progress: Progress | None = None) -> Demonstrations:
         """All of them, with frames at least every `chunk` actions."""
         ...

@@ -100,7 +100,7 @@ def test_runs_are_compared_in_the_same_episodes(model, tmp_path):
     """Another run has its own options, and trials without a model are run once."""
     task = replace(TASK, world=replace(WORLD, trials=("clean", "dropped", "open_loop")))
     memoryless = replace(TASK, sampler=Sampler(steps=2), agent=AgentOptions(memory=1))
-    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=progress, others={"memoryless": (memoryless, model)})
+    evaluation = task.compare(model, {"memoryless": (memoryless, model)}, tmp_path, samples=2, seed=0, progress=progress)
     alone = memoryless.evaluate(model, tmp_path, samples=2, seed=0, progress=progress)
     (table,) = evaluation.tables
     assert table.columns[-1] == "memoryless"
@@ -112,7 +112,7 @@ def test_runs_are_compared_in_the_same_episodes(model, tmp_path):
     assert (tmp_path / "memoryless" / "codec.png").exists()
     assert all((tmp_path / file).stat().st_size > 0 for file in evaluation.figures)
     with pytest.raises(ValueError, match=r"pusher was trained in another world \(Pushing\)"):
-        task.evaluate(model, tmp_path, samples=1, seed=0, progress=progress, others={"pusher": (replace(TASK, world=Pushing()), model)})
+        task.compare(model, {"pusher": (replace(TASK, world=Pushing()), model)}, tmp_path, samples=1, seed=0, progress=progress)
 
 
 @pytest.mark.parametrize("chunk", [1, 35, 450])
