@@ -115,11 +115,6 @@ class Demonstrations:
         """Actions of all episodes."""
         return sum(map(len, self.actions))
 
-    @property
-    def frames(self) -> int:
-        """Frames of all episodes."""
-        return sum(map(len, self.states))
-
     def subset(self, which: Iterable[int] | slice) -> Demonstrations:
         """The episodes of these numbers, in their order, or those of a slice. Nothing is copied."""
         numbers = list(range(len(self)))[which] if isinstance(which, slice) else [_number(i) for i in which]

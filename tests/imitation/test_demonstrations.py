@@ -87,7 +87,7 @@ def test_images_that_do_not_fit_are_refused():
 def test_numbers_are_float32_and_the_description_counts():
     data = demonstrations([6, 4, 5], every=2, frames=[3, 3, 3], px=8, notes=("one was left out",))
     assert {array.dtype for array in data.actions + data.states} == {np.dtype(np.float32)}
-    assert (len(data), data.steps, data.frames, data.action_width, data.state_width) == (3, 15, 9, 2, 5)
+    assert (len(data), data.steps, data.action_width, data.state_width) == (3, 15, 2, 5)
     assert (data.cameras, data.px) == (("top", "wrist"), 8)
     assert data.describe().startswith("3 episodes, 15 steps (4 to 6 each")
     assert data.describe().endswith("2 cameras of 8 px (top, wrist); 1 left out")

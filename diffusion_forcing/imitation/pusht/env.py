@@ -27,7 +27,6 @@ except ImportError as error:
     raise ImportError("Push-T needs its simulator, gym-pusht: pip install 'diffusion_forcing[imitation]'") from error
 
 from ...checks import check_counts
-from ..demonstrations import Demonstrations
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -139,22 +138,6 @@ class PushT:
         self.max_coverage = np.zeros(self.number)
         self.done = np.zeros(self.number, dtype=bool)
         return self.states
-
-
-def replay(demonstrations: Demonstrations, i: int) -> tuple[Array, Array]:
-    """States (t+1, 5) and coverage (t,) after each action of demonstration i, executed from its first state."""
-    if (demonstrations.action_width, demonstrations.state_width) != (2, 5):
-        raise ValueError(f"demonstrations of Push-T have actions of 2 and states of 5 numbers; got {demonstrations.action_width} and "
-                         f"{demonstrations.state_width}")  # fmt: skip
-    one = demonstrations.subset([i])
-    pusht = PushT(1)
-    states, coverage = [pusht.reset_to(one.states[0][0])[0]], []
-    env = pusht.envs[0]
-    for x, y in one.actions[0].tolist():  # to the end, whatever the coverage
-        _push(env, x, y)
-        states.append(pusht.states[0])
-        coverage.append(_coverage(env))
-    return np.array(states), np.array(coverage)
 
 
 def _published(seed: int) -> list[float]:

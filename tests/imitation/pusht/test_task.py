@@ -5,11 +5,12 @@ import pytest
 
 pytest.importorskip("gym_pusht", reason="Push-T needs gym-pusht")
 
+from pushing import replay
 from robots import is_png, model_for, progress
 from small import pushes_file
 
 from diffusion_forcing.imitation.demonstrations import Demonstrations
-from diffusion_forcing.imitation.pusht.env import PushT, replay
+from diffusion_forcing.imitation.pusht.env import PushT
 from diffusion_forcing.imitation.pusht.task import Pushing
 from diffusion_forcing.imitation.task import Imitation
 from diffusion_forcing.sampling import Sampler
