@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 TUTORIALS = Path(__file__).resolve().parent / "tutorials"
+LINK = re.compile(r" \[This page as a notebook\]\([^)]*\)\.")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n?", re.MULTILINE | re.DOTALL)
 
 
@@ -18,7 +19,7 @@ def cell(kind: str, text: str, number: int) -> dict[str, Any]:
 
 def notebook(page: str) -> str:
     """The notebook of a page of Markdown, as JSON: its Python blocks are the cells of code."""
-    parts = BLOCK.split(page)  # text, code, text, code, ..., text
+    parts = BLOCK.split(LINK.sub("", page))  # text, code, text, code, ..., text
     cells = [cell("code" if i % 2 else "markdown", part, i) for i, part in enumerate(parts) if part.strip()]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     whole = {"cells": cells, "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
