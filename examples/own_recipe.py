@@ -82,9 +82,9 @@ class Springs(Task):
     def draw(self, truth: Tensor, forecast: Tensor, file: Path) -> None:
         with figure(file, 7.0, 3.0) as fig:
             ax = fig.subplots()
-            for colour, true, said in zip(COLOURS, truth[:3, :, 0], forecast[:3, :, 0], strict=False):
+            for colour, true, predicted in zip(COLOURS, truth[:3, :, 0], forecast[:3, :, 0], strict=False):
                 ax.plot(true, color=colour, lw=1)
-                ax.plot(range(self.frames // 2, self.frames), said, ".", color=colour, ms=4)
+                ax.plot(range(self.frames // 2, self.frames), predicted, ".", color=colour, ms=4)
             ax.axvline(self.frames / 2 - 0.5, color="0.7", lw=1)
             ax.set(xlabel="frame", ylabel="position")
 
