@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pages import PAGES, name_of, read_blocks
 
 from diffusion_forcing.engine import cli
 from diffusion_forcing.engine.recipes import RECIPES, build
-from pages import PAGES, name_of, read_blocks
 
 
 class Parsed(BaseException):
@@ -37,7 +36,7 @@ def commands(page: Path) -> list[tuple[int, list[str]]]:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """Experiments of runs by folder: commands that train write theirs down and stop, others read it."""
     pytest.importorskip("pandas")
     from diffusion_forcing.forecasting import command
@@ -70,7 +69,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, 
         (cli, "write_report", stop), (cli, "list_recipes", stop), (command, "read", stop),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, function)
-    yield known
+    return known
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
