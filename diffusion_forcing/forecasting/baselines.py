@@ -1,8 +1,7 @@
-"""Simple forecasts of multivariate series, to be beaten: seasonal naive, drift, random walk and a ridge VAR.
+"""Simple forecasts of multivariate series as baselines: seasonal naive, drift, random walk and a ridge VAR.
 
-Each takes a history values (t, d), oldest first, and returns draws (samples, horizon, d). Missing values are NaN and filled with the last
-one seen, or with the first one to come where none was seen before. Whatever is drawn from the past is drawn for all dimensions at once,
-so that they move together as they did.
+Each takes values (t, d), oldest first, and returns draws (samples, horizon, d). Missing values (NaN) are replaced by the last one before, or
+by the first one after where there is none before. Errors are drawn from the past for all dimensions at once, so that these stay correlated.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ Array = NDArray[np.floating[Any]]
 
 
 def seasonal_naive(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, season: int, seasons: int = 1) -> Array:
-    """The mean of the last `seasons` seasons, plus errors that this forecast made before.
+    """The mean of the last `seasons` seasons, plus past errors of this forecast.
 
-    season: steps until the series repeats, such as 24 or 168 of hourly values. The errors are those of whole windows that end where the
-    history does, one horizon back, two and so on, as many as it holds; where it holds none, all draws are the same.
+    season: steps until the series repeats, such as 24 or 168 of hourly values. The errors are of whole windows that end with the history,
+    one horizon before, two and so on, as many as it holds; where it holds none, all draws are equal.
     """
     check_counts(horizon=horizon, samples=samples, season=season, seasons=seasons)
     history, needed = filled(values), season * seasons
     if len(history) < needed:
         raise ValueError(
-            f"season={season} and seasons={seasons} want a history of {needed} steps; got {len(history)}; "
+            f"season={season} and seasons={seasons} need a history of {needed} steps; got {len(history)}; "
             "give a longer history, a shorter season or fewer seasons"
         )
     back = np.arange(horizon) % season - season * np.arange(1, seasons + 1)[:, None]
@@ -40,7 +39,7 @@ def seasonal_naive(values: ArrayLike, horizon: int, samples: int, rng: np.random
 
 
 def drift(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator) -> Array:
-    """The last value and the mean step so far, plus errors that this forecast made before (see seasonal_naive)."""
+    """The last value plus the mean step so far, plus past errors of this forecast (see seasonal_naive)."""
     check_counts(horizon=horizon, samples=samples)
     history = filled(values, least=2)
     ahead = np.arange(1, horizon + 1)[:, None]
@@ -48,22 +47,22 @@ def drift(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generato
     def forecast(origin: int) -> Array:
         return history[origin - 1] + ahead * (history[origin - 1] - history[0]) / (origin - 1)
 
-    # The mean of fewer steps than the horizon is wild, and so are its errors: only short histories use them.
+    # The mean of fewer steps than the horizon has a large variance, and so have its errors: only short histories use them.
     first = max(2, min(horizon + 1, len(history) - horizon))
     return _with_past_errors(forecast, history, first, horizon, samples, rng)
 
 
 def random_walk(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, recent: int = 250,
                 log: bool | None = None) -> Array:  # fmt: skip
-    """The last value, plus steps drawn from the `recent` last ones less their mean, for the walk has no drift.
+    """The last value, plus steps drawn from the last `recent` ones less their mean: a walk without drift.
 
-    log: steps of the logarithm; None takes it where all values are positive.
+    log: walk in the logarithm; None: where all values are positive.
     """
     check_counts(horizon=horizon, samples=samples, recent=recent)
     history = filled(values, least=2)
     lowest = history.min()
     if log and lowest <= 0:
-        raise ValueError(f"log=True wants positive values; the lowest is {lowest}; pass log=False, or None to let the values decide")
+        raise ValueError(f"log=True needs positive values; the lowest is {lowest}; pass log=False, or None to let the values decide")
     log = bool(lowest > 0) if log is None else log
     level = history[-recent - 1 :]
     level = np.log(level) if log else level
@@ -75,20 +74,20 @@ def random_walk(values: ArrayLike, horizon: int, samples: int, rng: np.random.Ge
 
 def ridge_var(values: ArrayLike, horizon: int, samples: int, rng: np.random.Generator, *, components: int = 8,
               lags: Sequence[int] = (1, 2, 24, 168), ridge: float = 0.01) -> Array:  # fmt: skip
-    """A linear autoregression of the first principal components of the standardised values, simulated with its own past errors.
+    """A vector autoregression of the leading principal components of the standardised values, simulated with its own past errors.
 
-    components: how many; series of no more dimensions are taken as they are. lags: steps back that it looks at. ridge: weight of the
-    squared coefficients beside the mean squared error. What the components leave out is drawn from the past in blocks of the horizon.
+    components: how many; values of no more dimensions are used as they are. lags: of the regressors, in steps. ridge: weight of the squared
+    coefficients beside the mean squared error. The part outside the components is drawn from the past in blocks of the horizon.
     """
     check_counts(horizon=horizon, samples=samples, components=components)
     if len(lags) == 0 or min(lags) < 1:
-        raise ValueError(f"lags should be steps back, from 1, one of them at least; got {tuple(lags)}; the simplest is (1,)")
+        raise ValueError(f"lags must be at least one number of steps, each 1 or more; got {tuple(lags)}; the simplest is (1,)")
     if not 0 <= ridge < np.inf:
         raise ValueError(f"ridge should be 0 or more; got {ridge}")
     history, longest = filled(values), max(lags)
     if len(history) < longest + 2:
         raise ValueError(
-            f"a lag of {longest} wants a history of {longest + 2} steps; got {len(history)}; give a longer history or pass shorter lags"
+            f"a lag of {longest} needs a history of {longest + 2} steps; got {len(history)}; give a longer history or pass shorter lags"
         )
     mean, scale = history.mean(0), _not_zero(history.std(0), 1e-12 * np.abs(history).max(0))
     standard = (history - mean) / scale
@@ -108,26 +107,26 @@ def ridge_var(values: ArrayLike, horizon: int, samples: int, rng: np.random.Gene
     path[:, longest:] = errors[rng.integers(len(errors), size=(samples, horizon))]
     for t in range(longest, longest + horizon):
         path[:, t] += np.concatenate([path[:, t - lag] for lag in lags], axis=1) @ weight
-    left_out = (standard - scores @ back)[_blocks(len(history), horizon, samples, rng)]
-    return mean + scale * (path[:, longest:] @ back + left_out)
+    remainder = (standard - scores @ back)[_blocks(len(history), horizon, samples, rng)]
+    return mean + scale * (path[:, longest:] @ back + remainder)
 
 
 def filled(values: ArrayLike, least: int = 1) -> Array:
-    """A history (t, d) of at least `least` steps as float64 without gaps."""
+    """A history (t, d) of at least `least` steps as float64, missing values filled."""
     history = np.asarray(values, dtype=np.float64)
     if history.ndim != 2:
-        raise ValueError(f"values should be (steps, dimensions); got shape {history.shape}; a single series wants values[:, None]")
+        raise ValueError(f"values should be (steps, dimensions); got shape {history.shape}; pass a single series as values[:, None]")
     if len(history) < least or history.shape[1] == 0:
         raise ValueError(f"values should hold {least} steps and 1 dimension at least; got {history.shape}; give a longer history")
     if np.isinf(history).any():
         raise ValueError(f"values should be finite, or NaN where missing; {np.count_nonzero(np.isinf(history))} are infinite")
-    seen = ~np.isnan(history)
-    if seen.all():
+    present = ~np.isnan(history)
+    if present.all():
         return history
-    empty = np.flatnonzero(~seen.any(0))
+    empty = np.flatnonzero(~present.any(0))
     if len(empty):
         raise ValueError(f"each dimension should hold a value; NaN throughout are {empty.tolist()}; leave them out")
-    row = np.where(seen, np.arange(len(history))[:, None], seen.argmax(0))
+    row = np.where(present, np.arange(len(history))[:, None], present.argmax(0))
     return np.take_along_axis(history, np.maximum.accumulate(row, axis=0), axis=0)
 
 
@@ -135,7 +134,7 @@ def _with_past_errors(forecast: Callable[[int], Array], history: Array, first: i
                       rng: np.random.Generator) -> Array:  # fmt: skip
     """The forecast (horizon, d) at the end of the history, plus errors of the same forecast at origins from `first` on."""
     now = forecast(len(history))
-    # A horizon apart, so that horizons of whole days meet the errors of the same hours.
+    # A horizon apart, so that with horizons of whole days errors are of the same hours.
     origins = range(len(history) - horizon, first - 1, -horizon)
     if not origins:
         return np.repeat(now[None], samples, axis=0)
@@ -144,7 +143,7 @@ def _with_past_errors(forecast: Callable[[int], Array], history: Array, first: i
 
 
 def _blocks(length: int, horizon: int, samples: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """(samples, horizon) rows of a history: runs of the horizon, a horizon apart as above, or single rows where it holds no run."""
+    """(samples, horizon) rows of a history: blocks of the horizon, a horizon apart as above, or single rows where it holds no block."""
     if length < horizon:
         return rng.integers(length, size=(samples, horizon))
     starts = np.arange(length - horizon, -1, -horizon)
@@ -158,10 +157,10 @@ def _principal_axes(standard: Array, components: int) -> Array:
         return np.eye(d)
     if t >= d:
         return np.linalg.eigh(standard.T @ standard)[1][:, : -components - 1 : -1]
-    moments = np.linalg.eigh(standard @ standard.T)[1][:, : -components - 1 : -1]  # of steps: the smaller of the two products
+    moments = np.linalg.eigh(standard @ standard.T)[1][:, : -components - 1 : -1]  # the smaller of the two products
     return np.linalg.qr(standard.T @ moments)[0]
 
 
 def _not_zero(scale: Array, rounding: Array | float) -> Array:
-    """Scales to divide by: 1 in place of those that are no larger than rounding."""
+    """Scales to divide by: 1 in place of those that are no larger than rounding errors."""
     return np.where(scale > rounding, scale, 1)

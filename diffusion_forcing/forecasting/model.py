@@ -155,7 +155,7 @@ class SeriesModel:
     ) -> Array:
         """Futures (n, h, d) that a noise (n, h, d) becomes. The first `gap` steps precede the forecast: the reward does not see them."""
         n, steps, d = noise.shape
-        schedule = self.model.schedule
+        schedule, noise = self.model.schedule, self.noise.scaled(noise)
 
         def decode(x: Tensor) -> Tensor:
             tokens = x if self.joint else x.view(d, n, steps).permute(1, 2, 0)
@@ -173,7 +173,6 @@ class SeriesModel:
                 return score.float() if self.joint else (score.float() / d).repeat(d)
 
             denoise = guide(denoise, schedule, score, scale)
-        noise = self.noise.scaled(noise)
         x = noise if self.joint else noise.permute(2, 0, 1).reshape(d * n, steps, 1)
         return decode(sample(denoise, schedule, x, sampler, generator=generator)).numpy()
 

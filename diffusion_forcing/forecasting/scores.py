@@ -1,7 +1,7 @@
-"""How good probabilistic forecasts are: CRPS as GluonTS counts it, the energy score, the error of the median, and coverage.
+"""Scores of probabilistic forecasts: CRPS as GluonTS computes it, the energy score, the error of the median, and coverage.
 
 Forecasts of w windows are samples (n, w, h, d): n draws of h steps in d dimensions. The truth is (w, h, d); where it is NaN nothing is
-scored. Scores of the sum over dimensions leave the missing ones out of both sums.
+scored. Scores of the sum over dimensions leave missing ones out of both sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.floating[Any]]
 
 LEVELS: Array = (np.arange(20) / 20)[1:]  # 0.05 .. 0.95
-ROWS = 1024  # of the distances between draws, held at once
+ROWS = 1024  # of the matrix of distances between draws, computed at once
 
 
 def quantiles_of(samples: ArrayLike, levels: Sequence[float] | Array = LEVELS) -> Array:
@@ -23,28 +23,28 @@ def quantiles_of(samples: ArrayLike, levels: Sequence[float] | Array = LEVELS) -
     draws = np.asarray(samples)
     if draws.ndim < 2 or len(draws) == 0:
         raise ValueError(
-            f"samples should be (draws, ...) with one draw at least; got shape {draws.shape}; draws of one number want [:, None]"
+            f"samples should be (draws, ...) with one draw at least; got shape {draws.shape}; pass draws of one number as [:, None]"
         )
     if len(levels) == 0 or not all(0 <= level <= 1 for level in levels):
         raise ValueError(f"levels should lie between 0 and 1, one at least; got {list(levels)}")
     rank = [int(np.round((len(draws) - 1) * level)) for level in levels]
-    found = np.empty((len(rank), *draws.shape[1:]), draws.dtype)
+    quantiles = np.empty((len(rank), *draws.shape[1:]), draws.dtype)
     for i in range(draws.shape[1]):  # one window at a time: sorting makes a copy
-        found[:, i] = np.sort(draws[:, i], axis=0)[rank]
-    return found
+        quantiles[:, i] = np.sort(draws[:, i], axis=0)[rank]
+    return quantiles
 
 
 def crps(samples: ArrayLike, truth: ArrayLike) -> float:
-    """Mean CRPS over dimensions: quantile losses of all of them, summed, over the summed |truth|, as the mean over 19 levels.
+    """Mean CRPS over dimensions: summed quantile losses over the summed |truth|, as the mean over 19 levels.
 
-    GluonTS' MultivariateEvaluator calls it `mean_wQuantileLoss`. 0 is perfect. nan where the truth is 0 throughout.
+    `mean_wQuantileLoss` of GluonTS' MultivariateEvaluator. 0 is perfect; nan where the truth is 0 throughout.
     """
     x, y = _checked(samples, truth)
     return _weighted_loss(quantiles_of(x), y)
 
 
 def crps_sum(samples: ArrayLike, truth: ArrayLike) -> float:
-    """CRPS of the sum over dimensions. GluonTS' MultivariateEvaluator with {"sum": np.sum} calls it `m_sum_mean_wQuantileLoss`."""
+    """CRPS of the sum over dimensions: `m_sum_mean_wQuantileLoss` of GluonTS' MultivariateEvaluator with {"sum": np.sum}."""
     x, y = _summed(*_checked(samples, truth))
     return _weighted_loss(quantiles_of(x), y)
 
@@ -71,10 +71,10 @@ def mae(samples: ArrayLike, truth: ArrayLike) -> float:
 
 
 def coverage(samples: ArrayLike, truth: ArrayLike, level: float) -> float:
-    """The share of the truth within the central band of `level`, ends included.
+    """The share of the truth within the central interval of `level`, ends included.
 
-    The ends are draws, so the band of few draws is a little narrow: a calibrated forecast of 100 draws covers .881 at level .9 and .485
-    at level .5; of 1,000 draws .899 and .500.
+    The ends are draws, so that of few draws the interval is a little narrow: a calibrated forecast of 100 draws covers .881 at level .9 and
+    .485 at level .5; of 1,000 draws .899 and .500.
     """
     if not 0 < level < 1:
         raise ValueError(f"level should lie between 0 and 1; got {level}; the band of 90 % is 0.9")
@@ -83,32 +83,32 @@ def coverage(samples: ArrayLike, truth: ArrayLike, level: float) -> float:
 
 
 def summary(samples: ArrayLike, truth: ArrayLike) -> dict[str, float]:
-    """All of them: crps_sum, crps, energy, mae, cover50, cover90, cover90_sum."""
+    """All scores: crps_sum, crps, energy, mae, cover50, cover90, cover90_sum."""
     x, y = _checked(samples, truth)
     x_sum, y_sum = _summed(x, y)
     levels = [*LEVELS, 0.5, *_ends(0.5), *_ends(0.9)]
-    found, found_sum = quantiles_of(x, levels), quantiles_of(x_sum, levels)
-    many = len(LEVELS)
+    quantiles, quantiles_sum = quantiles_of(x, levels), quantiles_of(x_sum, levels)
+    n = len(LEVELS)
     return {
-        "crps_sum": _weighted_loss(found_sum[:many], y_sum),
-        "crps": _weighted_loss(found[:many], y),
+        "crps_sum": _weighted_loss(quantiles_sum[:n], y_sum),
+        "crps": _weighted_loss(quantiles[:n], y),
         "energy": energy_score(x, y),
-        "mae": _mean_error(found[many], y),
-        "cover50": _covered(found[many + 1 : many + 3], y),
-        "cover90": _covered(found[many + 3 :], y),
-        "cover90_sum": _covered(found_sum[many + 3 :], y_sum),
+        "mae": _mean_error(quantiles[n], y),
+        "cover50": _covered(quantiles[n + 1 : n + 3], y),
+        "cover90": _covered(quantiles[n + 3 :], y),
+        "cover90_sum": _covered(quantiles_sum[n + 3 :], y_sum),
     }
 
 
 def _checked(samples: ArrayLike, truth: ArrayLike) -> tuple[Array, Array]:
-    """Both as floating arrays whose shapes fit, the samples finite."""
+    """Both as floating arrays of matching shapes, the samples finite."""
     x, y = np.asarray(samples), np.asarray(truth, dtype=np.float64)
     if x.dtype.kind != "f":
         x = x.astype(np.float64)
     if x.ndim != 4 or y.ndim != 3 or x.shape[1:] != y.shape:
         raise ValueError(
             "samples should be (draws, windows, steps, dimensions) and truth (windows, steps, dimensions) of the same sizes; "
-            f"got {x.shape} and {y.shape}; one window alone wants samples[:, None] and truth[None]"
+            f"got {x.shape} and {y.shape}; pass a single window as samples[:, None] and truth[None]"
         )
     if x.size == 0:
         raise ValueError(f"samples should hold one draw, window, step and dimension at least; got {x.shape}")
@@ -142,7 +142,7 @@ def _mean_error(median: Array, y: Array) -> float:
 
 
 def _ends(level: float) -> list[float]:
-    """The two levels that bound the central band; rounded, since (1 - 0.9) / 2 is a hair less than 0.05."""
+    """The two levels that bound the central interval; rounded, since (1 - 0.9) / 2 is slightly less than 0.05 in floating point."""
     return [round((1 - level) / 2, 12), round((1 + level) / 2, 12)]
 
 
@@ -151,11 +151,11 @@ def _covered(ends: Array, y: Array) -> float:
 
 
 def _spread(draws: Array) -> float:
-    """E|x - x'| over all pairs of two different of the draws (n, d); 0 for a single one."""
+    """E|x - x'| over all pairs of different draws (n, d); 0 for a single draw."""
     n = len(draws)
     if n == 1:
         return 0.0
-    centred = draws - draws.mean(0)  # the squares below lose the digits that a common offset takes
+    centred = draws - draws.mean(0)  # a common offset would cost digits in the squares below
     square = (centred**2).sum(1)
     total = 0.0
     for i in range(0, n, ROWS):

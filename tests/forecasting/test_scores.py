@@ -198,9 +198,9 @@ def test_a_truth_of_zeros_has_no_weight():
 def test_errors_say_what_is_wrong():
     samples, truth = forecasts()
     for score in (scores.crps, scores.crps_sum, scores.energy_score, scores.mae, scores.summary):
-        with pytest.raises(ValueError, match=r"got \(50, 6, 4\) and \(6, 4\); one window alone wants samples\[:, None\]"):
+        with pytest.raises(ValueError, match=r"samples\[:, None\]"):
             score(samples[:, 0], truth[0])
-        with pytest.raises(ValueError, match=r"of the same sizes; got \(50, 3, 6, 4\) and \(3, 5, 4\)"):
+        with pytest.raises(ValueError, match=r"got \(50, 3, 6, 4\) and \(3, 5, 4\)"):
             score(samples, truth[:, :5])
         with pytest.raises(ValueError, match="one draw"):
             score(samples[:0], truth)
