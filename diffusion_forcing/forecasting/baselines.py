@@ -1,7 +1,7 @@
 """Simple forecasts of multivariate series as baselines: seasonal naive, drift, random walk and a ridge VAR.
 
-Each takes values (t, d), oldest first, and returns draws (samples, horizon, d). Missing values (NaN) are replaced by the last one before, or
-by the first one after where there is none before. Errors are drawn from the past for all dimensions at once, so that these stay correlated.
+Each takes values (t, d), oldest first, and returns draws (samples, horizon, d). Missing values (NaN) take the last one before, else the
+first one after. Errors are drawn from the past for all dimensions at once, so that these stay correlated.
 """
 
 from __future__ import annotations

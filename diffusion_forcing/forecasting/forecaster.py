@@ -291,7 +291,8 @@ class Forecaster:
             if self.panel is None:
                 raise ValueError("a loaded forecaster holds no data; pass them: predict(data=frame)")
             return self.series, self.panel
-        return self.series, self.aligned(data if isinstance(data, Panel) else panel_of(data, self.columns))
+        columns = dataclasses.replace(self.columns, known=self.known_names)
+        return self.series, self.aligned(data if isinstance(data, Panel) else panel_of(data, columns))
 
     def _levels(self, noise_level: Any, panel: Panel, top: int) -> Array:
         """Shares 0..1 as levels 0..K (t, d)."""
