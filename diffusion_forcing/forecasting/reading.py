@@ -12,7 +12,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def _read_array(file: Path, columns: Columns) -> Panel:
         raise ValueError(f"{file.name} has {len(names)} names for {values.shape[1]} series; give one each")
     table = Table(pd.DataFrame(values, columns=names), np.arange(len(values)), file.name)
     index, freq, notes = _array_clock(arrays, len(values), columns.freq, file.name)
-    return _assemble(table, index, Columns(None, None, columns.value, freq, columns.known, columns.value_type), notes)
+    return _assemble(table, index, replace(columns, freq=freq), notes)
 
 
 def _array_clock(arrays: dict[str, Any], t: int, freq: str | None, source: str) -> tuple[Any, str | None, list[str]]:
@@ -225,11 +225,11 @@ def panel_of(frame: Any, columns: Columns, *, first_row: int = 0, source: str = 
     if isinstance(frame, pd.Series):
         frame = frame.to_frame("value" if frame.name is None else frame.name)
     cells, time, freq = _flatten_index(frame, columns.time, columns.freq, source)
-    id, value, known, value_type = columns.id, columns.value, tuple(columns.known), columns.value_type
+    id, known = columns.id, tuple(columns.known)
     if not len(cells):
         raise ValueError(f"{source} has no rows{', only a header' if len(cells.columns) else ''}; it should hold one for each step")
     table = Table(cells, first_row + np.arange(len(cells)), source)
-    chosen = [(o, c) for o, c in (("time", time), ("id", id), ("value", value), *(("known", c) for c in known)) if c is not None]
+    chosen = [(o, c) for o, c in (("time", time), ("id", id), ("value", columns.value), *(("known", c) for c in known)) if c is not None]
     for option, column in chosen:
         if column not in cells:
             raise ValueError(f"{source} has no column {column!r}, which --{option} names; it has {', '.join(cells)}")
@@ -244,14 +244,14 @@ def panel_of(frame: Any, columns: Columns, *, first_row: int = 0, source: str = 
     if time is None:
         counted = isinstance(frame.index, pd.RangeIndex) and frame.index.step > 0
         stamps = frame.index if counted else pd.RangeIndex(len(cells))
-        return _assemble(table, stamps, Columns(None, None, value, freq, known, value_type), [])
+        return _assemble(table, stamps, replace(columns, time=None, freq=freq), [])
     table, stamps = read_stamps(table, time)
     if isinstance(stamps, pd.DatetimeIndex) and stamps.tz is None and table.cells[time].astype(str).str.contains(r":\d\d\s*[+-]\d\d").any():
         notes.append(f"the offsets in {time!r} change, and its timestamps are midnights: they were read as days, without a zone")
     if not len(stamps):
         raise ValueError(f"{source}, column {time!r} has no timestamps; name another with --time")
     id = id or _find_id(table, time, stamps, known)
-    return _assemble(table, stamps, Columns(time, id, value, freq, known, value_type), notes)
+    return _assemble(table, stamps, replace(columns, time=time, id=id, freq=freq), notes)
 
 
 def _flatten_index(frame: Any, time: str | None, freq: str | None, source: str) -> tuple[Any, str | None, str | None]:
