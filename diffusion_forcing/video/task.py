@@ -35,6 +35,7 @@ from .worlds.labyrinth import Labyrinth
 from .worlds.voxels import Voxels
 
 CODEC_CLIPS = 200  # clips that the codec is fitted to, at most
+RULER = " (The decoder was trained on LPIPS, by the same AlexNet whose features LPIPS, video-FD and frame-FD use.)"
 SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002, "simulator": 2_000_002}
 
 
@@ -296,6 +297,8 @@ class Video(Task):
                 curves[name] = over_time
         figures = draw_rollouts(folder, clips, truth, context, self.stack)
         codec_scores, figures["codec.png"] = self._codec_quality(model, real[:4, :16], folder / "codec.png")
+        ruler = RULER if isinstance(model.codec, Painted) else ""
+        figures["codec.png"] += ruler
         film = film_side_by_side({"real": truth, **runs}, folder)
         figures[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
@@ -303,9 +306,9 @@ class Video(Task):
             meant = "" if self.rollout.actions == "policy" else ", which were meant for another place"
             figures["over_time.png"] = (
                 "Scores over the roll-out, in windows of 16 frames; grey: real against real. The dotted line ends a training window. "
-                f"{simulator}: what a perfect model would show{meant}."
+                f"{simulator}: what a perfect model would show{meant}.{ruler}"
             )
-        tables = [table_of_scores(f"{len(clips)} {self._described()}", columns)]
+        tables = [table_of_scores(f"{len(clips)} {self._described()}{ruler}", columns)]
         if (late := beyond_training(curves, self.window_frames - context)) is not None:
             tables.append(late)
         return Evaluation(metrics | codec_scores, tuple(tables), figures)
