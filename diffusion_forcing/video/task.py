@@ -22,7 +22,7 @@ from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampling import Context, Sampler
 from .clips import ClipSet, join_notes, prepare_clips, prepare_world
-from .codec import Painted, Patches, Pixels
+from .codec import Patches, PatchesWithDecoder, Pixels
 from .evaluation import WINDOW, Curves, beyond_training, mean_lpips, mean_psnr, score_rollouts, table_of_scores
 from .figures import draw_curves, draw_pairs, draw_rollouts, film_side_by_side
 from .lpips import LPIPS
@@ -152,8 +152,8 @@ class Video(Task):
 
     def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
         """As data, in the tokens of a model that was trained before. raw: frames stacked instead, for the training of a decoder."""
-        kind = (Patches, Painted) if self.patch else (Pixels,)
-        if isinstance(codec, Patches | Painted) and self.patch and codec.patch != self.patch:
+        kind = (Patches, PatchesWithDecoder) if self.patch else (Pixels,)
+        if isinstance(codec, Patches | PatchesWithDecoder) and self.patch and codec.patch != self.patch:
             raise ValueError(f"that model's patches have {codec.patch} px, this task's {self.patch}; add --task.patch {codec.patch}")
         if not isinstance(codec, kind) or codec.stack != self.stack:
             frames = f" of {codec.stack} frames" if hasattr(codec, "stack") else ""
@@ -297,7 +297,7 @@ class Video(Task):
                 curves[name] = over_time
         figures = draw_rollouts(folder, clips, truth, context, self.stack)
         codec_scores, figures["codec.png"] = self._codec_quality(model, real[:4, :16], folder / "codec.png")
-        ruler = RULER if isinstance(model.codec, Painted) else ""
+        ruler = RULER if isinstance(model.codec, PatchesWithDecoder) else ""
         figures["codec.png"] += ruler
         film = film_side_by_side({"real": truth, **runs}, folder)
         figures[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
