@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from ..checks import check_divides, check_options
+from ..codecs import codec_traits
 from ..engine.log import progress_bar
 from ..engine.media import Film, film_name, grid, to_bytes, to_floats, write_film
 from ..engine.task import Evaluation, Progress, Task, TaskData
@@ -155,9 +156,10 @@ class Video(Task):
         kind = (Patches, PatchesWithDecoder) if self.patch else (Pixels,)
         if isinstance(codec, Patches | PatchesWithDecoder) and self.patch and codec.patch != self.patch:
             raise ValueError(f"that model's patches have {codec.patch} px, this task's {self.patch}; add --task.patch {codec.patch}")
-        if not isinstance(codec, kind) or codec.stack != self.stack:
-            frames = f" of {codec.stack} frames" if hasattr(codec, "stack") else ""
-            raise ValueError(f"that model's tokens are {type(codec).__name__}{frames}; this task's are {kind[0].__name__} of {self.stack}")
+        stack = codec_traits(codec).stack
+        if not isinstance(codec, kind) or stack != self.stack:
+            name = type(codec).__name__
+            raise ValueError(f"that model's tokens are {name} of {stack} frames; this task's are {kind[0].__name__} of {self.stack}")
         with progress_bar() as progress:
             return _read(self, progress, Pixels(self.stack) if raw else codec)
 

@@ -170,7 +170,7 @@ def test_every_ray_goes_through_air_and_ends_at_a_block(seed):
             dx, dy = math.cos(bearing), math.sin(bearing)
             slopes = np.linspace(0.8, -0.8, 24)
             hits, far = np.empty(24, np.int64), np.empty(24)
-            landscape._scan(land.blocks, land.ground, land.tops, *place[:3], dx, dy, slopes, hits, far)
+            landscape._scan(land.blocks, land.ground, land.tops, (*place[:3], dx, dy), slopes, hits, far)
             for slope, hit, end in zip(slopes, hits, far, strict=True):
                 direction = np.array([dx, dy, slope])
                 until = 43.0 if hit < 0 else end

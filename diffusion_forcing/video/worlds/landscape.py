@@ -386,12 +386,13 @@ def _film(blocks, ground, tops, clouds, poses, frames):
                 slopes[row] = 2 * _SLOPE * (_SKYLINE - (row + 0.25 + 0.5 * odd) / rays)
             right = _SLOPE * (2 * (column + 0.5) / rays - 1)
             dx, dy = cos + right * sin, sin - right * cos
-            _scan(blocks, ground, tops, x, y, z, dx, dy, slopes, hits, far)
+            ray = (x, y, z, dx, dy)
+            _scan(blocks, ground, tops, ray, slopes, hits, far)
             for row in range(rays):
                 if hits[row] < 0:
                     red, green, blue = _sky(clouds, size, x, y, dx, dy, slopes[row])
                 else:
-                    red, green, blue = _surface(blocks, hits[row], x, y, z, dx, dy, slopes[row], far[row], px)
+                    red, green, blue = _surface(blocks, hits[row], ray, slopes[row], far[row], px)
                 whole, other = row >> 1, (row | odd) & 1
                 pixels[whole, 0] = red + (pixels[whole, 0] if other else 0.0)
                 pixels[whole, 1] = green + (pixels[whole, 1] if other else 0.0)
@@ -403,12 +404,14 @@ def _film(blocks, ground, tops, clouds, poses, frames):
 
 
 @njit(cache=True)
-def _scan(blocks, ground, tops, x, y, z, dx, dy, slopes, hits, far):
+def _scan(blocks, ground, tops, ray, slopes, hits, far):
     """The faces that rays of these slopes hit (-1 for the sky), the steepest upwards first, and how far ahead; in place.
 
-    The rays stand above one another and meet the same columns of blocks: one march from column to column serves them all. Where one
-    meets the ground, those below it have met it before, so that only a column with a tree needs a test of each ray, block by block.
+    ray: where they start, x, y, z, and their horizontal direction, dx, dy. They lie above one another and meet the same columns of blocks:
+    one march from column to column serves them all. Where one meets the ground, those below it have met it before, so that only a column
+    with a tree needs a test of each ray, block by block.
     """
+    x, y, z, dx, dy = ray
     size, low = len(ground), len(slopes) - 1
     for row in range(low + 1):
         hits[row] = -1
@@ -467,11 +470,12 @@ def _face(i, j, k, axis, covered):
 
 
 @njit(cache=True)
-def _surface(blocks, hit, x, y, z, dx, dy, slope, far, px):
+def _surface(blocks, hit, ray, slope, far, px):
     """The colour where a ray hits a face, so far ahead."""
     face = hit >> 1
     axis, k = face & 3, (face >> 2) & 63
     block = blocks[face >> 20, (face >> 8) & 4095, k]
+    x, y, z, dx, dy = ray
     x, y, z = x + far * dx, y + far * dy, z + far * slope
     across, down = (y if axis == 0 else x), (y if axis == 2 else z)
     across, down = int((across - math.floor(across)) * _TEXELS), int((down - math.floor(down)) * _TEXELS)
