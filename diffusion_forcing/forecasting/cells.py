@@ -127,7 +127,7 @@ def is_datetime(cells: Any) -> bool:
 
 
 def parse_dates(cells: Any) -> tuple[Any, NDArray[np.bool_], str | None]:
-    """Text as dates, NaT where it is none; which cells are neither dates nor missing; and, if day and month cannot be told apart, how the
+    """Text as dates, NaT where it is none; which cells are neither dates nor missing; and, if day and month are ambiguous, how the
     two readings of a cell differ."""
     codes, contents = _distinct(cells)
     text, missing = to_text(contents)

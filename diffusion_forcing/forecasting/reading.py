@@ -240,7 +240,7 @@ def panel_of(frame: Any, columns: Columns, *, first_row: int = 0, source: str = 
     table, time, notes = join_times_of_day(table, time, id, taken)
     time = time or find_time(table, id, taken)
     if time is None and id is not None:
-        raise ValueError(f"{source} is long, with its series told apart by {id!r}, and no column looks like the time; name it with --time")
+        raise ValueError(f"{source} is long, with series distinguished by {id!r}, and no column looks like the time; name it with --time")
     if time is None:
         counted = isinstance(frame.index, pd.RangeIndex) and frame.index.step > 0
         stamps = frame.index if counted else pd.RangeIndex(len(cells))
@@ -276,7 +276,7 @@ def _flatten_index(frame: Any, time: str | None, freq: str | None, source: str) 
 
 
 def _find_id(table: Table, time: str, stamps: Any, known: tuple[str, ...]) -> str | None:
-    """The column that tells the series of a long table apart; None of a wide one."""
+    """The column of series names of a long table; None of a wide one."""
     if not stamps.has_duplicates:
         return None
     words = [
