@@ -9,7 +9,7 @@ from .backbones import RNN, Backbone, Transformer
 from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
 from .likelihood import elbo
-from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, trapezoid
+from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
 from .model import Denoiser, DiffusionForcing
 from .parameterization import Prediction
 from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother
@@ -64,6 +64,7 @@ __all__ = [
     "staggered",
     "staircase",
     "start",
+    "start_at",
     "stream",
     "teacher_forced",
     "trapezoid",

@@ -63,24 +63,39 @@ def pin(matrix: Tensor, tokens: int | slice | Sequence[int] | Tensor, level: int
     return pinned
 
 
+def start_at(matrix: Tensor, levels: Tensor) -> Tensor:
+    """Let each token begin at the level of what is known of it: 0 known, K absent, in between an observation with error (`observe`).
+
+    matrix: (m+1, t) from K down. levels: (t,), or (b, t) for other observations in each sequence. Each column is scaled to end where it did
+    and to begin at its level, in as many steps. Returns (m+1, t) or (b, m+1, t).
+    """
+    if levels.ndim not in (1, 2) or levels.shape[-1] != matrix.shape[-1]:
+        raise ValueError(f"levels are one for each of the {matrix.shape[-1]} tokens, (t,) or (b, t); got {tuple(levels.shape)}")
+    top = int(matrix.max())
+    if levels.is_floating_point() or int(levels.min()) < 0 or int(levels.max()) > top:
+        raise ValueError(f"levels are integers in 0..{top}; got {levels.dtype}, {levels.min().item()}..{levels.max().item()}")
+    return (matrix.double() * levels.to(matrix.device)[..., None, :].double() / top).round().long()
+
+
 def check_matrix(matrix: Tensor, levels: int) -> Tensor:
-    """Return the matrix if a sampler can follow it: integers in {0..K}, no column ever rising, two rows at least."""
-    if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+    """Return the matrix (m+1, t) or (b, m+1, t) if a sampler can follow it: levels in {0..K}, no column ever rising, two rows at least."""
+    if not isinstance(matrix, Tensor) or matrix.ndim not in (2, 3):
         shape = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
-        raise ValueError(f"a schedule matrix is a 2-d tensor (rows: steps, columns: tokens); got {shape}")
+        raise ValueError(f"a schedule matrix is a 2-d tensor (rows: steps, columns: tokens), or 3-d with one a sequence; got {shape}")
     if matrix.is_floating_point() or matrix.dtype == torch.bool:
         raise ValueError(f"a schedule matrix holds integer levels; got {matrix.dtype}; convert with .round().long()")
-    if matrix.shape[0] < 2 or matrix.shape[1] < 1:
+    if matrix.shape[-2] < 2 or matrix.shape[-1] < 1:
         raise ValueError(f"a schedule matrix needs two rows (start and end) and one token at least; got {tuple(matrix.shape)}")
     low, high = int(matrix.min()), int(matrix.max())
     if low < 0 or high > levels:
         raise ValueError(f"levels of a schedule matrix must lie in 0..{levels}; got {low}..{high}")
-    rises = (matrix.diff(dim=0) > 0).nonzero()
+    rises = (matrix.diff(dim=-2) > 0).nonzero()
     if len(rises):
-        row, token = rises[0].tolist()
+        row, token = rises[0, -2:].tolist()
+        column = (matrix[int(rises[0, 0])] if matrix.ndim == 3 else matrix)[:, token]
         raise ValueError(
-            f"a token is never noised again while sampling, but token {token} rises from level {matrix[row, token]} to "
-            f"{matrix[row + 1, token]} between rows {row} and {row + 1}; sort each column in descending order"
+            f"a token is never noised again while sampling, but token {token} rises from level {column[row]} to {column[row + 1]} "
+            f"between rows {row} and {row + 1}; sort each column in descending order"
         )
     return matrix
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from .model import Denoiser
+from .model import Denoiser, DiffusionForcing
 from .sampler import Hold, Sampler
 from .schedule import expand
 from .solver import Amplitudes, amplitudes, solver_step
@@ -37,7 +37,7 @@ def windowed(
     cond, state = denoise.bound(len(x))
     if x.shape[1] == 1 and model.traits.prefills:
         state = model.backbone.prefill(x, state, cond)  # type: ignore[attr-defined]
-    moving = moves(matrix, sampler.hold, model.schedule.levels)
+    moving, seen = moves(matrix, sampler.hold, model.schedule.levels), observed(matrix, model.schedule.levels)
     settled = _settled(moving)
     x, context, level = x.clone(), x.clone(), matrix[0].clone()
     done = 0
@@ -50,11 +50,12 @@ def windowed(
             known = slice(done, first)
             state = model.absorb(x[:, known], _cut(cond, known), state, level=k[known])
             done = first
-        noise = _draw(x, sampler, generator)
+        noise = draw_noise(x, sampler, seen, generator)
         now = slice(done, end)
         pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
         levels = amplitudes(model.schedule, k[now], k_next[now], x[:, now])
-        x[:, now] = solver_step(x[:, now], pred, levels, sampler, None if noise is None else noise[:, now])
+        noise = None if noise is None else noise[:, now]
+        x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), _variance(model))
         high = k_next[now] >= min_context_level
         context[:, now] = torch.where(expand(high, x), x[:, now], context[:, now])
         level[now] = torch.where(high, k_next[now], level[now])
@@ -70,7 +71,7 @@ def wavefront(
     schedule, scale = model.schedule, model.preconditioning.scale
     cond, state = denoise.bound(len(x))
     b, t = x.shape[:2]
-    moving = moves(matrix, sampler.hold, schedule.levels)
+    moving, seen = moves(matrix, sampler.hold, schedule.levels), observed(matrix, schedule.levels)
     # z[:, i] is the latent before token i, as the latest row to reach it left it.
     z = rnn.initial_state(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
     if state is not None:
@@ -93,17 +94,17 @@ def wavefront(
     for wave, (rows, tokens) in enumerate(waves):
         while drawn <= int(rows.max()):  # rows draw their noise in order, as the plain loop does
             if acting[drawn]:
-                noises[drawn] = _draw(x, sampler, generator)
+                noises[drawn] = draw_noise(x, sampler, seen, generator)
             drawn += 1
         now, at = x[:, tokens], levels[wave]
         feature = rnn.encode(scale(now, at.alpha, at.sigma), embedded[wave], cond[:, tokens])
         feature, after = rnn.step(feature.flatten(0, 1), z[:, tokens].flatten(0, 1))
         pred = model.prediction_from(rnn.predict(feature.unflatten(0, (b, -1))), now, at.alpha, at.sigma)
         noise = None
-        if sampler.eta > 0 or sampler.hold == "resample":
+        if sampler.eta > 0 or sampler.hold == "resample" or seen is not None:
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = solver_step(now, pred, at, sampler, noise)
+        stepped = solver_step(now, pred, at, sampler, noise, _mask(seen, tokens, x), _variance(model))
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
         if min_context_level:
@@ -115,11 +116,26 @@ def wavefront(
 
 
 def moves(matrix: Tensor, hold: Hold, levels: int) -> Tensor:
-    """(m, t), True where a step gives the token a new value."""
-    falls = matrix[1:] < matrix[:-1]
+    """(m, t) or (b, m, t), True where a step gives the token a new value."""
+    now, first = matrix[..., :-1, :], matrix[..., :1, :]
+    falls = matrix[..., 1:, :] < now
     if hold == "keep":
         return falls
-    return falls | ((matrix[:-1] > 0) & (matrix[:-1] < levels))
+    return falls | ((now > 0) & (now < levels) & (first == levels))  # an observation is never resampled
+
+
+def observed(matrix: Tensor, levels: int) -> Tensor | None:
+    """(t,) or (b, t), True for tokens that begin at a level in between, as observations with error; None if there are none."""
+    first = matrix[..., 0, :]
+    mask = (first > 0) & (first < levels)
+    return mask if bool(mask.any()) else None
+
+
+def draw_noise(x: Tensor, sampler: Sampler, seen: Tensor | None, generator: Generator | None) -> Tensor | None:
+    """Noise of one row, like x, where a step draws any."""
+    if sampler.eta == 0 and sampler.hold == "keep" and seen is None:
+        return None
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
 def _settled(moving: Tensor) -> Tensor:
@@ -159,10 +175,12 @@ def _waves(moving: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(torch.tensor(rows, device=device), torch.tensor(tokens, device=device)) for rows, tokens in waves]
 
 
-def _draw(x: Tensor, sampler: Sampler, generator: Generator | None) -> Tensor | None:
-    if sampler.eta == 0 and sampler.hold == "keep":
-        return None
-    return torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+def _mask(seen: Tensor | None, tokens: slice | Tensor, x: Tensor) -> Tensor | None:
+    return None if seen is None else expand(seen[tokens], x)
+
+
+def _variance(model: DiffusionForcing) -> Tensor | float:
+    return 1.0 if model.variance is None else model.variance
 
 
 def _cut(cond: Tensor | None, tokens: slice) -> Tensor | None:

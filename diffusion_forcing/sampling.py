@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing
-from .orders import Trace, moves, wavefront, windowed
+from .orders import Trace, draw_noise, moves, observed, wavefront, windowed
 from .sampler import Context, Hold, Sampler, as_sampler
 from .schedule import NoiseSchedule, expand
 from .solver import amplitudes, solver_step
@@ -48,18 +48,20 @@ def follow(
 ) -> Trace:  # fmt: skip
     """As `sample`, and keep each token as it was at the last row in which its level was at least `min_context_level`."""
     matrix = check_run(schedule, x, sampler.matrix_for(schedule, x.shape[1] if x.ndim > 1 else 1))
-    if isinstance(denoise, Denoiser) and denoise.model.causal and on_step is None:
+    if isinstance(denoise, Denoiser) and denoise.model.causal and on_step is None and matrix.ndim == 2:
         denoise.check(x, matrix[0])
         faster = wavefront if denoise.model.traits.wavefront else windowed
         return faster(denoise, x, matrix, sampler, generator, min_context_level)
-    context, level = x, matrix[0]
-    draws = sampler.eta > 0 or sampler.hold == "resample"
-    for row, acts in enumerate(moves(matrix, sampler.hold, schedule.levels).any(1).tolist()):
-        k, k_next = matrix[row], matrix[row + 1]
+    context, level = x, matrix[..., 0, :]
+    seen = observed(matrix, schedule.levels)
+    mask = None if seen is None else expand(seen, x)
+    variance = denoise.model.variance if isinstance(denoise, Denoiser) and denoise.model.variance is not None else 1.0
+    for row, acts in enumerate(moves(matrix, sampler.hold, schedule.levels).any(-1).reshape(-1, matrix.shape[-2] - 1).any(0).tolist()):
+        k, k_next = matrix[..., row, :], matrix[..., row + 1, :]
         if acts:
             pred = denoise(x, k.expand(x.shape[:2]))
-            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) if draws else None
-            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise)
+            noise = draw_noise(x, sampler, seen, generator)
+            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise, mask, variance)
             high = k_next >= min_context_level
             context, level = torch.where(expand(high, x), x, context), torch.where(high, k_next, level)
         if on_step is not None:
@@ -70,9 +72,11 @@ def follow(
 def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor) -> Tensor:
     """The matrix on the device of x, if x goes with it."""
     check_matrix(matrix, schedule.levels)
-    if x.ndim < 3 or matrix.shape[1] != x.shape[1]:
+    if matrix.ndim == 3 and len(matrix) != len(x):
+        raise ValueError(f"the matrix is of {len(matrix)} sequences, one each, but x has {len(x)}; give (m+1, t) to share one")
+    if x.ndim < 3 or matrix.shape[-1] != x.shape[1]:
         raise ValueError(
-            f"matrix denoises {matrix.shape[1]} tokens but x has shape {tuple(x.shape)} (batch, tokens, *event); "
+            f"matrix denoises {matrix.shape[-1]} tokens but x has shape {tuple(x.shape)} (batch, tokens, *event); "
             f"build it with horizon={x.shape[1] if x.ndim > 1 else 1}"
         )
     return matrix.to(x.device)
@@ -81,20 +85,25 @@ def check_run(schedule: NoiseSchedule, x: Tensor, matrix: Tensor) -> Tensor:
 def start(
     schedule: NoiseSchedule, matrix: Tensor, shape: Sequence[int], known: Tensor | None = None, generator: Generator | None = None
 ) -> Tensor:
-    """Tokens as they are at the first row of a matrix: `known` (b, t, *event) noised to its levels, white noise at K.
+    """Tokens as they are at the first row of a matrix: what is known at its level, white noise at K.
 
-    shape: (b, *event). Where nothing is known the row should be at K, and `known` may hold anything finite.
+    shape: (b, *event). known: (b, t, *event), clean tokens where the row is 0, and in between measurements with the error of that level
+    (`NoiseSchedule.level_of`): measured values are noisy already, so none is added. At K it may hold anything.
     """
     b, *event = shape
-    if known is not None and known.shape != (b, matrix.shape[1], *event):
-        raise ValueError(f"known tokens must be {(b, matrix.shape[1], *event)}, as shape and matrix say; got {tuple(known.shape)}")
-    noise = torch.randn(b, matrix.shape[1], *event, generator=generator, device=schedule.alpha_table.device)
-    if known is None:
-        known = torch.zeros_like(noise)
-    first = matrix[0].to(noise.device)
-    # At K the schedule leaves a last trace of signal: an absent token must not carry even that.
+    tokens = matrix.shape[-1]
+    if known is not None and known.shape != (b, tokens, *event):
+        raise ValueError(f"known tokens must be {(b, tokens, *event)}, as shape and matrix say; got {tuple(known.shape)}")
+    noise = torch.randn(b, tokens, *event, generator=generator, device=schedule.alpha_table.device)
+    first = matrix[..., 0, :].to(noise.device)
     absent = expand(first == schedule.levels, noise)
-    return torch.where(absent, noise, schedule.add_noise(known, first, noise))
+    if known is None:
+        if not bool(absent.all()):
+            raise ValueError("the matrix begins with tokens below level K, whose values are missing: give them as known=(b, t, *event)")
+        return noise
+    if not bool(torch.isfinite(known.masked_fill(absent, 0.0)).all()):
+        raise ValueError("known tokens hold NaN or infinite values where the matrix is below level K; begin missing tokens at K")
+    return torch.where(absent, noise, expand(schedule.alpha(first), noise) * known)
 
 
 def rollout(

@@ -85,6 +85,21 @@ class NoiseSchedule(nn.Module):
         """Noise each token of x (b, t, *event) to its own level k (b, t)."""
         return expand(self.alpha(k), x) * x + expand(self.sigma(k), x) * noise
 
+    def level_of(self, std: float | Tensor) -> Tensor:
+        """The level whose noise, sigma / alpha, is nearest to the error `std` of a measurement, 1..K. Shape of std.
+
+        A measurement y of a token x with that error is a noisy token: alpha(k) y = alpha(k) x + sigma(k) eps.
+        """
+        std = torch.as_tensor(std, dtype=torch.float64)
+        if not (std > 0).all():
+            raise ValueError(f"std is the standard deviation of an error, positive and in units of encoded tokens; got {std.tolist()}; "
+                             "a value known exactly is at level 0, an absent one at K")  # fmt: skip
+        ratio = (self.sigma_table[1:].double() / self.alpha_table[1:].double()).log().to(std.device)
+        above = torch.searchsorted(ratio, std.log()).clamp(max=self.levels - 1)
+        below = (above - 1).clamp(min=0)
+        nearer = (std.log() - ratio[below]).abs() < (ratio[above] - std.log()).abs()
+        return torch.where(nearer, below, above) + 1
+
     def ladder(self, steps: int, top: int | None = None) -> Tensor:
         """(steps+1,) levels a sampler visits, 0 .. top ascending, evenly spread; top: K if not said. Any 1 <= steps <= top."""
         top = self.levels if top is None else top

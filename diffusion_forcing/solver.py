@@ -55,24 +55,54 @@ def amplitudes(schedule: NoiseSchedule, k: Tensor, k_next: Tensor, like: Tensor)
     return Amplitudes(*(expand(part, like) for part in (*tables, k_next < k, (k > 0) & (k < schedule.levels))))
 
 
-def solver_step(x: Tensor, pred: Prediction, levels: Amplitudes, sampler: Sampler, noise: Tensor | None = None) -> Tensor:
-    """One step of a sampler's solver between the levels of `amplitudes`. noise: like x, where the sampler draws any."""
-    eta = sampler.eta
+def solver_step(
+    x: Tensor, pred: Prediction, levels: Amplitudes, sampler: Sampler, noise: Tensor | None = None, observed: Tensor | None = None,
+    variance: Tensor | float = 1.0,
+) -> Tensor:  # fmt: skip
+    """One step of a sampler's solver between the levels of `amplitudes`. noise: like x, where any is drawn.
+
+    observed: broadcastable to x, True for tokens that began at a level in between, as observations with error: they step as
+    `posterior_step` does, and held at their level they keep what was observed. variance: of clean tokens, for that.
+    """
     alpha, sigma, alpha_next, sigma_next, falls, between = levels
-    if eta > 0:
-        assert noise is not None
-        # Variance of the true backward step, of which eta takes its share. At level 0 there is none, and 0/0.
-        backward = (sigma_next / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
-        fresh = eta * torch.where(sigma > 0, backward, torch.zeros_like(sigma)).clamp(min=0).sqrt()
-        stepped = alpha_next * pred.x0 + (sigma_next**2 - fresh**2).clamp(min=0).sqrt() * pred.eps + fresh * noise
+    if sampler.eta > 0:
+        stepped = _ancestral(pred, levels, sampler.eta, noise)
     elif sampler.solver == "euler_angle":
         stepped = angle_step(x, pred, alpha, sigma, alpha_next, sigma_next)
     else:
         stepped = alpha_next * pred.x0 + sigma_next * pred.eps
+    if observed is not None:
+        stepped = torch.where(observed, posterior_step(x, pred, levels, noise, variance), stepped)
     if pred.grad is not None:
         stepped = stepped + sigma * (sigma - sigma_next) * pred.grad
     held = x
     if sampler.hold == "resample":
         assert noise is not None
-        held = torch.where(between, alpha * pred.x0 + sigma * noise, x)
+        again = between if observed is None else between & ~observed
+        held = torch.where(again, alpha * pred.x0 + sigma * noise, x)
     return torch.where(falls, stepped, held)
+
+
+def posterior_step(x: Tensor, pred: Prediction, levels: Amplitudes, noise: Tensor | None, variance: Tensor | float = 1.0) -> Tensor:
+    """A stochastic step whose result has the spread of the posterior, also in few steps; for tokens with information of their own.
+
+    The clean token given x has variance V beside its mean pred.x0, which an ancestral step leaves out: by the end of few steps most of the
+    spread is lost. V is taken as that of a Gaussian token of the given variance, observed with the noise of its level alone.
+    """
+    assert noise is not None
+    alpha, sigma, alpha_next, sigma_next = levels[:4]
+    here, there = (sigma / alpha) ** 2, (sigma_next / alpha_next) ** 2  # noise over signal, as variances
+    ratio = torch.where(here > 0, there / here, torch.zeros_like(here))
+    open_ = here * variance / (here + variance)
+    spread = (there * (1 - ratio) + (1 - ratio) ** 2 * open_).clamp(min=0).sqrt()
+    return alpha_next * (pred.x0 + ratio * (x / alpha - pred.x0) + spread * noise)
+
+
+def _ancestral(pred: Prediction, levels: Amplitudes, eta: float, noise: Tensor | None) -> Tensor:
+    """A step that draws a share eta of the true backward step's variance."""
+    assert noise is not None
+    alpha, sigma, alpha_next, sigma_next = levels[:4]
+    # At level 0 there is no backward step, and 0/0.
+    backward = (sigma_next / sigma) ** 2 * (1 - (alpha / alpha_next) ** 2)
+    fresh = eta * torch.where(sigma > 0, backward, torch.zeros_like(sigma)).clamp(min=0).sqrt()
+    return alpha_next * pred.x0 + (sigma_next**2 - fresh**2).clamp(min=0).sqrt() * pred.eps + fresh * noise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from torch import Generator, Tensor
 
 from ..engine.config import from_dict, read_json
 from ..engine.pretrained import model_folder
-from ..matrix import full_sequence
-from ..model import DiffusionForcing
+from ..model import Denoiser, DiffusionForcing
 from ..sampling import Context, Memory, Sampler, sample
 from ..schedule import expand
+from ..solver import amplitudes, solver_step
 from .image_tokens import ImageTokens
 from .tokens import ACTIONS, STATE, ModalityTokens
 
@@ -159,10 +160,24 @@ class ImitationAgent:
 
     def _denoise(self, x: Tensor, modality: int, sampler: Sampler) -> Tensor:
         """The next token, of that modality, from x (n, 1, width) at the sampler's first level."""
-        denoise = self.model.denoiser(self._cond(1, modality), self._past.state)
-        token = sample(denoise, self.model.schedule, x, sampler, generator=self.generator)
-        token[..., self.codec.components[self.codec.names[modality]] :] = 0  # the padding
+        return self._without_padding(sample(self._denoiser(modality), self.model.schedule, x, sampler, generator=self.generator), modality)
+
+    def _denoiser(self, modality: int) -> Denoiser:
+        """Of the next token, of that modality."""
+        return self.model.denoiser(self._cond(1, modality), self._past.state)
+
+    def _without_padding(self, token: Tensor, modality: int) -> Tensor:
+        """A token whose numbers beyond those of its modality are 0."""
+        token[..., self.codec.components[self.codec.names[modality]] :] = 0
         return token
+
+    def _estimate(self, x: Tensor, modality: int, ladder: Tensor) -> Tensor:
+        """An estimate of a token x (n, 1, width) at the top of the ladder: the robot remembers one likely value, no posterior sample."""
+        denoise, schedule = self._denoiser(modality), self.model.schedule
+        for k, k_next in pairwise(ladder.flip(0)[:, None]):
+            noise = torch.randn(x.shape, generator=self.generator) if self.sampler.eta else None
+            x = solver_step(x, denoise(x, k.expand(len(x), 1)), amplitudes(schedule, k, k_next, x), self.sampler, noise)
+        return self._without_padding(x, modality)
 
     def _to_denoise(self, levels: Tensor) -> Tensor:
         """Which observations at levels (n, sensors) are to be denoised: those of sensors that were observed within memory.
@@ -185,8 +200,7 @@ class ImitationAgent:
         for level in levels[which].unique().tolist():
             x = noisy * self.sampler.temperature if level == top else noisy
             steps = max(1, round(self.sampler.steps * level / top))
-            down = self.sampler.along(full_sequence(1, self.model.schedule.ladder(min(steps, level), level)))
-            denoised = self._denoise(x, modality, down)
+            denoised = self._estimate(x, modality, self.model.schedule.ladder(min(steps, level), level))
             tokens = torch.where(expand((which & (levels == level))[:, None], noisy), denoised, tokens)
         return tokens, after
 
@@ -285,9 +299,11 @@ class ImageTokenAgent(ImitationAgent):
         decoded = self.codec.decode(self._imagined)
         return self._decide(), {name: decoded[name][:, 0].numpy() for name in self.sensors}
 
-    def _denoise(self, x: Tensor, modality: int, sampler: Sampler) -> Tensor:
-        denoise = self.model.denoiser(None, self._past.state)
-        return sample(denoise, self.model.schedule, x, sampler, generator=self.generator)
+    def _denoiser(self, modality: int) -> Denoiser:
+        return self.model.denoiser(None, self._past.state)
+
+    def _without_padding(self, token: Tensor, modality: int) -> Tensor:
+        return token
 
     def _decide(self, executed: NDArray[Any] | None = None) -> NDArray[np.float32]:
         x = torch.randn(self.n, 1, *self.codec.event, generator=self.generator)

@@ -15,6 +15,7 @@ from diffusion_forcing import (
     blend,
     classifier_free,
     cosine,
+    ddim_step,
     full_sequence,
     guide,
     history_guidance,
@@ -136,11 +137,11 @@ def test_the_step_form_shifts_the_step_and_reports_the_gradient():
 
 
 def test_a_step_adds_the_gradient_where_a_token_moves():
-    matrix = torch.tensor([[600, 600, 300], [500, 600, 0]])
+    k, k_next = torch.tensor([600, 600, 300]), torch.tensor([500, 600, 0])
     grad = torch.ones(1, 3, 1, dtype=torch.float64)
-    plain = Gaussian(SCHEDULE, ar1(3, 0.9)).denoiser()
     x = noise(t=3)
-    shift = sample(lambda x, k: plain(x, k)._replace(grad=grad), SCHEDULE, x, matrix) - sample(plain, SCHEDULE, x, matrix)
+    pred = Gaussian(SCHEDULE, ar1(3, 0.9)).denoiser()(x, k.expand(x.shape[:2]))
+    shift = ddim_step(SCHEDULE, x, pred._replace(grad=grad), k, k_next) - ddim_step(SCHEDULE, x, pred, k, k_next)
     sigma = SCHEDULE.sigma_table.double()
     expected = [sigma[600] * (sigma[600] - sigma[500]), 0.0, sigma[300] * sigma[300]]
     assert shift[0, :, 0].tolist() == pytest.approx([float(value) for value in expected], abs=1e-6)

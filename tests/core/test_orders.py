@@ -218,9 +218,10 @@ def test_a_model_that_sees_everything_takes_the_plain_loop():
 
 
 def test_a_token_moves_where_a_step_gives_it_a_new_value():
-    matrix = torch.tensor([[K, K, 7, 7, 0], [K, 7, 7, 0, 0]])
-    assert fast.moves(matrix, "keep", K).tolist() == [[False, True, False, True, False]]
-    assert fast.moves(matrix, "resample", K).tolist() == [[False, True, True, True, False]]
+    matrix = torch.tensor([[K, K, 7, K, 0], [K, 7, 7, 7, 0], [K, 7, 0, 7, 0]])
+    assert fast.moves(matrix, "keep", K).tolist() == [[False, True, False, True, False], [False, False, True, False, False]]
+    resampled = [[False, True, False, True, False], [False, True, True, True, False]]  # the third began in between: an observation
+    assert fast.moves(matrix, "resample", K).tolist() == resampled
 
 
 def test_settled_counts_tokens_that_never_move_again():
