@@ -252,7 +252,7 @@ CODECS: dict[str, str] = {
     "rotate": "diffusion_forcing.codecs:Rotate",
     "pixels": "diffusion_forcing.video.codec:Pixels",
     "patches": "diffusion_forcing.video.codec:Patches",
-    "painted": "diffusion_forcing.video.codec:Painted",
+    "patches_with_decoder": "diffusion_forcing.video.codec:PatchesWithDecoder",
     "modalities": "diffusion_forcing.imitation.tokens:ModalityTokens",
     "image": "diffusion_forcing.imitation.image_tokens:ImageTokens",
 }

@@ -1,4 +1,4 @@
-"""What importing the package brings with it."""
+"""What importing the package, and asking the command line for its recipes, brings with it."""
 
 import subprocess
 import sys
@@ -9,11 +9,12 @@ HEAVY = ("huggingface_hub", "matplotlib", "tyro", "rich", "tensorboard", "pandas
 
 
 def modules_after(code):
-    """Top-level modules a new interpreter has loaded after running `code`."""
+    """Modules, and the packages they are of, that a new interpreter has loaded after running `code`."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\n{code}\nprint(*sorted(sys.modules))"], capture_output=True, text=True, check=True
     )
-    return {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    names = done.stdout.splitlines()[-1].split()
+    return {*names, *(name.split(".")[0] for name in names)}
 
 
 def test_the_package_imports_neither_the_command_line_nor_optional_packages():
@@ -23,3 +24,10 @@ def test_the_package_imports_neither_the_command_line_nor_optional_packages():
 @pytest.mark.parametrize("module", ["planning.agent", "imitation.agent"])
 def test_an_agent_needs_no_command_line(module):
     assert not modules_after(f"import diffusion_forcing.{module}") & {"huggingface_hub", "matplotlib", "tyro"}
+
+
+def test_the_list_of_recipes_imports_no_domain():
+    """Their extras need not be there; and the import of sharded tensors takes half a second."""
+    loaded = modules_after("from diffusion_forcing.engine.cli import main\ntry: main(['list'])\nexcept SystemExit: pass")
+    domains = {f"diffusion_forcing.{name}" for name in ("planning", "forecasting", "video", "imitation", "composition")}
+    assert not loaded & {*domains, "pandas", "huggingface_hub", "torch.distributed.tensor"}

@@ -9,10 +9,10 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from ..files import read_tensors, write_atomically
+from .distributed import gathered, sharded_like
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -62,7 +62,7 @@ def load(folder: Path, modules: dict[str, nn.Module], optimizers: list[Optimizer
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], prefix: str = "") -> None:
     """Put whole tensors into a module, sharded as its own are."""
-    module.load_state_dict({key: _like(tensors[prefix + key], value) for key, value in module.state_dict().items()})
+    module.load_state_dict({key: sharded_like(tensors[prefix + key], value) for key, value in module.state_dict().items()})
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], prefix: str) -> None:
@@ -76,16 +76,9 @@ def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor], prefix: st
             like = params[int(number)]
             if value.ndim and value.shape != like.shape:
                 raise KeyError(f"{key} is {tuple(value.shape)}, not {tuple(like.shape)}")
-            state.setdefault(int(number), {})[name] = _like(value, like) if value.shape == like.shape else value
+            state.setdefault(int(number), {})[name] = sharded_like(value, like) if value.shape == like.shape else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _whole(value: Tensor) -> Tensor:
-    full = value.full_tensor() if isinstance(value, DTensor) else value
-    return full.detach().cpu().clone().contiguous()
-
-
-def _like(value: Tensor, own: Tensor) -> Tensor:
-    if isinstance(own, DTensor):
-        return distribute_tensor(value.to(own.device), own.device_mesh, own.placements)
-    return value
+    return gathered(value).detach().cpu().clone().contiguous()

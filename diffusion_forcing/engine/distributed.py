@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,6 +113,28 @@ def spread(module: nn.Module, model: nn.Module, processes: Distributed, parallel
         shard(model, processes)
         return module
     return DistributedDataParallel(module, device_ids=[processes.device.index] if processes.device.type == "cuda" else None)
+
+
+def gathered(value: Tensor) -> Tensor:
+    """All of a tensor that FSDP keeps in shards; any other as it is. Every process must call this."""
+    full: Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
+    return full
+
+
+def sharded_like(value: Tensor, own: Tensor) -> Tensor:
+    """A whole tensor in shards, if `own` is."""
+    if not _is_sharded(own):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = own
+    return distribute_tensor(value.to(own.device), sharded.device_mesh, sharded.placements)
+
+
+def _is_sharded(value: Tensor) -> bool:
+    """Whether a tensor is a DTensor. The module of these, half a second to import, is there if there are any."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
 
 
 def shard(model: nn.Module, processes: Distributed) -> None:

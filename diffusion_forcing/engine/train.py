@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
@@ -28,7 +27,7 @@ from ..serialization import WEIGHTS_FILE, describe, save_model
 from . import checkpoint, optim
 from .clock import Clock
 from .config import Experiment, TrainConfig
-from .distributed import Distributed, check_device, device_kind, join_processes, shard, spread
+from .distributed import Distributed, check_device, device_kind, gathered, join_processes, shard, spread
 from .log import Log, progress_bar
 from .objective import Objective, Stage
 from .pretrained import model_folder
@@ -199,7 +198,7 @@ class Trainer:
             total += torch.stack([losses.detach().sum(), batch.mask.sum()]).cpu().double()
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        norm = _whole(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm))
+        norm = float(gathered(nn.utils.clip_grad_norm_(self.module.parameters(), config.clip_norm)))
         total = dist.sum(total)
         self.loss = float(total[0] / total[1])
         finite = math.isfinite(self.loss) and math.isfinite(norm)
@@ -438,10 +437,6 @@ def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainCon
         f"(--train.lr {config.lr / 3:.2g}), a longer warm-up (--train.warmup {2 * config.warmup}) together with --fresh, or look for "
         "outliers in the data."
     )
-
-
-def _whole(value: Tensor) -> float:
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
 def _save_model(model: Any, folder: Path, dist: Distributed) -> None:

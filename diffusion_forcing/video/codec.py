@@ -1,5 +1,5 @@
 """Frames as tokens: several frames stacked as channels (`Pixels`), or a grid of patches by their principal components (`Patches`), which a
-learned decoder may turn back into frames (`Painted`).
+learned decoder may turn back into frames (`PatchesWithDecoder`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Patches(nn.Module):
 
     @property
     def patches(self) -> Patches:
-        """Itself: tokens that are learned to be decoded otherwise name it, too."""
+        """Itself; `PatchesWithDecoder` has it too."""
         return self
 
     def description(self) -> dict[str, Any]:
@@ -117,57 +117,59 @@ class Patches(nn.Module):
         return rearrange(flat, "b t h w (s p q c) -> b (t s) (h p) (w q) c", s=s, p=p, q=p)
 
 
-class Painter(nn.Module):
-    """Tokens (n, c, gh, gw) of numbers as large as 1 to what their frames show beyond principal directions, (n, stack * 3, h, w).
+class Decoder(nn.Module):
+    """A learned decoder: tokens (n, c, gh, gw) of variance about 1, to what it adds to frames decoded from principal components,
+    (n, stack * 3, h, w).
 
-    From a place of the grid to its pixels the picture is doubled again and again, two residual blocks at each size but the last, which has
-    the pixels. widths: channels at each of these sizes, as many as a patch halves to one pixel.
-    carries: it also sees what was drawn before, as far as it is still in sight, moved to where it is now (`backbones.moved`), and may keep
-    of it what tokens are too coarse to tell.
+    From the grid to pixels the resolution doubles with each of `widths`, its channels, with two residual blocks at each resolution and one
+    at half the frame. warp_previous: it also reads the last decoded frame, warped by the model (`backbones.flow_warp`), and a gate keeps
+    of that the detail that tokens are too coarse to hold.
     """
 
-    def __init__(self, components: int, stack: int, patch: int, widths: Sequence[int] = (128, 64, 48), carries: bool = False) -> None:
+    def __init__(
+        self, components: int, stack: int, patch: int, widths: Sequence[int] = (128, 64, 48), warp_previous: bool = False
+    ) -> None:  # fmt: skip
         super().__init__()
         if patch != 2 ** len(widths) or not widths:
-            raise ValueError(f"each width doubles the picture once, {len(widths)} of them {2 ** len(widths)} times as large; got patches "
+            raise ValueError(f"each width doubles the resolution, {len(widths)} of them {2 ** len(widths)} times as large; got patches "
                              f"of {patch} px, give as many widths as halve them to one")  # fmt: skip
         check_counts(components=components, stack=stack, widths=min(widths))
         self.config: dict[str, Any] = {
-            "components": components, "stack": stack, "patch": patch, "widths": list(widths), "carries": carries,
+            "components": components, "stack": stack, "patch": patch, "widths": list(widths), "warp_previous": warp_previous,
         }  # fmt: skip
-        self.carries = carries
+        self.warp_previous = warp_previous
         parts: list[nn.Module] = [nn.Conv2d(components, widths[0], 3, padding=1)]
         for width, larger in pairwise(widths):
-            parts += [Bump(width), Bump(width), nn.Conv2d(width, 4 * larger, 1), nn.PixelShuffle(2)]
+            parts += [ResidualBlock(width), ResidualBlock(width), nn.Conv2d(width, 4 * larger, 1), nn.PixelShuffle(2)]
         last = nn.Conv2d(widths[-1], 4 * 3 * stack, 3, padding=1)
-        nn.init.zeros_(last.weight)  # nothing beyond principal directions, until it has learned otherwise
+        nn.init.zeros_(last.weight)  # adds nothing until it is trained
         nn.init.zeros_(last.bias)  # type: ignore[arg-type]
-        self.net = nn.Sequential(*parts, Bump(widths[-1]), last, nn.PixelShuffle(2))
-        if carries:
-            self.meet = Bump(widths[-1], 4 * 4 * stack)
-            self.keep = nn.Conv2d(widths[-1], 4 * stack, 3, padding=1)
-            nn.init.zeros_(self.keep.weight)
-            nn.init.constant_(self.keep.bias, -3.0)  # type: ignore[arg-type]
+        self.net = nn.Sequential(*parts, ResidualBlock(widths[-1]), last, nn.PixelShuffle(2))
+        if warp_previous:
+            self.merge = ResidualBlock(widths[-1], 4 * 4 * stack)
+            self.gate = nn.Conv2d(widths[-1], 4 * stack, 3, padding=1)
+            nn.init.zeros_(self.gate.weight)
+            nn.init.constant_(self.gate.bias, -3.0)  # type: ignore[arg-type]
 
-    def forward(self, tokens: Tensor, beyond: Tensor | None = None, sight: Tensor | None = None) -> Tensor:
-        """beyond: (n, stack * 3, h, w), what was drawn before and carried on, less what principal directions show now; sight: (n, stack, h,
-        w), where there is any, 0 to 1. None: nothing is in sight.
+    def forward(self, tokens: Tensor, detail: Tensor | None = None, visible: Tensor | None = None) -> Tensor:
+        """detail: (n, stack * 3, h, w), the warped last frame less what is decoded from principal components. visible: (n, stack, h, w),
+        how much of each pixel comes from within that frame, 0 to 1. None: there is no last frame.
         """
-        if not self.carries:
+        if not self.warp_previous:
             return self.net(tokens)
-        *first, bump, last, double = self.net
+        *first, block, last, double = self.net
         hidden = nn.Sequential(*first)(tokens)
-        if sight is None or beyond is None:
-            n, (h, w), stack = len(tokens), (2 * side for side in hidden.shape[-2:]), self.keep.out_channels // 4
-            beyond, sight = tokens.new_zeros(n, 3 * stack, h, w), tokens.new_zeros(n, stack, h, w)
-        seen = F.pixel_unshuffle(torch.cat([beyond * _each(sight), sight], dim=1), 2)
-        hidden = bump(self.meet(hidden, seen))
-        kept = double(self.keep(hidden)).sigmoid() * sight
-        return double(last(hidden)) + _each(kept) * beyond
+        if detail is None or visible is None:
+            n, (h, w), stack = len(tokens), (2 * side for side in hidden.shape[-2:]), self.gate.out_channels // 4
+            detail, visible = tokens.new_zeros(n, 3 * stack, h, w), tokens.new_zeros(n, stack, h, w)
+        previous = F.pixel_unshuffle(torch.cat([detail * _colours(visible), visible], dim=1), 2)
+        hidden = block(self.merge(hidden, previous))
+        kept = double(self.gate(hidden)).sigmoid() * visible
+        return double(last(hidden)) + _colours(kept) * detail
 
 
-class Bump(nn.Module):
-    """x + two convolutions of it, and of what is seen beside it, `more` channels."""
+class ResidualBlock(nn.Module):
+    """x + two convolutions of it, and of another input of `more` channels."""
 
     def __init__(self, channels: int, more: int = 0) -> None:
         super().__init__()
@@ -176,31 +178,31 @@ class Bump(nn.Module):
         nn.init.zeros_(self.second.weight)
         nn.init.zeros_(self.second.bias)  # type: ignore[arg-type]
 
-    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
-        beside = F.silu(x) if seen is None else torch.cat([F.silu(x), seen], dim=1)
-        return x + self.second(F.silu(self.first(beside)))
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        inputs = F.silu(x) if other is None else torch.cat([F.silu(x), other], dim=1)
+        return x + self.second(F.silu(self.first(inputs)))
 
 
-def _each(of_frames: Tensor) -> Tensor:
-    """(n, stack, h, w) for the three colours of each frame, (n, stack * 3, h, w)."""
+def _colours(of_frames: Tensor) -> Tensor:
+    """(n, stack, h, w) repeated for the three colours of each frame, (n, stack * 3, h, w)."""
     return of_frames.repeat_interleave(3, dim=1)
 
 
-class Painted(nn.Module):
-    """Tokens as `patches` makes them, drawn by a painter who adds to what principal directions show. Trained by `painting.Painting`."""
+class PatchesWithDecoder(nn.Module):
+    """Tokens of `patches`, with a learned decoder on top of theirs. Trained by `decoder.DecoderObjective`."""
 
-    def __init__(self, patches: Patches, painter: Painter) -> None:
+    def __init__(self, patches: Patches, decoder: Decoder) -> None:
         super().__init__()
         self.patches = patches
-        self.painter = painter.requires_grad_(False)  # whoever trains on tokens leaves it as it is
+        self.decoder = decoder.requires_grad_(False)  # frozen in trainings on tokens
         self.stack, self.patch = patches.stack, patches.patch
 
     def description(self) -> dict[str, Any]:
-        return {"patches": self.patches.description(), "painter": self.painter.config}
+        return {"patches": self.patches.description(), "decoder": self.decoder.config}
 
     @classmethod
-    def from_description(cls, patches: dict[str, Any], painter: dict[str, Any]) -> Painted:
-        return cls(Patches.from_description(**patches), Painter(**painter))
+    def from_description(cls, patches: dict[str, Any], decoder: dict[str, Any]) -> PatchesWithDecoder:
+        return cls(Patches.from_description(**patches), Decoder(**decoder))
 
     @property
     def variance(self) -> Tensor:
@@ -209,17 +211,17 @@ class Painted(nn.Module):
     def encode(self, frames: Tensor) -> Tensor:
         return self.patches.encode(frames)
 
-    def decode(self, tokens: Tensor, carried: Tensor | None = None) -> Tensor:
-        """carried: (b, t, stack, h, w, 4), what was drawn before each token, moved to where it is now, and how much of it is in sight; for
-        painters that look at it. None: nothing is.
+    def decode(self, tokens: Tensor, warped: Tensor | None = None) -> Tensor:
+        """warped: (b, t, stack, h, w, 4), the last frame before each token, warped to each of its frames: colours, and how much of each
+        pixel comes from within that frame; for decoders that read it. None: there is none.
         """
         plain = self.patches.decode(tokens)
-        before: list[Tensor] = []
-        if carried is not None:
-            beyond = carried[..., :3] - rearrange(plain, "b (t s) h w c -> b t s h w c", s=self.stack)
-            before = [rearrange(part, "b t s h w c -> (b t) (s c) h w") for part in (beyond, carried[..., 3:])]
-        drawn = self.painter((tokens / self.variance.sqrt()).flatten(0, 1), *before)
-        return plain + rearrange(drawn, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
+        previous: list[Tensor] = []
+        if warped is not None:
+            detail = warped[..., :3] - rearrange(plain, "b (t s) h w c -> b t s h w c", s=self.stack)
+            previous = [rearrange(part, "b t s h w c -> (b t) (s c) h w") for part in (detail, warped[..., 3:])]
+        added = self.decoder((tokens / self.variance.sqrt()).flatten(0, 1), *previous)
+        return plain + rearrange(added, "(b t) (s c) h w -> b (t s) h w c", b=len(tokens), s=self.stack)
 
 
 def _cut(frames: Tensor, stack: int, patch: int) -> Tensor:

@@ -1,11 +1,11 @@
-"""The second stage of a video model: a painter learns to draw what the model says of its tokens.
+"""The second stage of a video model: a learned decoder draws frames from tokens as sampling produces them.
 
-Principal directions draw blurred patches. A painter (`data.pictures.Painter`) is trained on pairs: frames as they were, and the tokens a
-trained model says they had, having seen them in noise and the frames before them clean. So it learns to draw from tokens such as sampling
-ends with, not from perfect ones. The model itself stays as it is: what comes out is the same model with another decoder.
+Frames decoded from principal components are blurred patches. The decoder (`codec.Decoder`) is trained on pairs of true frames and their
+tokens as the trained model denoises them, after the true frames before them. So it learns to decode tokens such as sampling ends with, not
+perfect ones. The model itself is frozen: the result is the same model with another decoder.
 
-Where the model moves pixels, a painter also sees what it drew last, moved on (`Drawing`): detail that tokens are too coarse to tell can
-stay where it was.
+Where the model has a flow warp, the decoder also reads the last frame it decoded, warped (`StreamingDecoder`): detail that tokens are too
+coarse to hold stays in place.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..model import DiffusionForcing
 from ..sampler import Sampler
 from ..solver import amplitudes, solver_step
 from ..windows import Batch, Source
-from .codec import Painted, Painter, Patches
+from .codec import Decoder, Patches, PatchesWithDecoder
 from .lpips import LPIPS
 from .warp import has_warp
 
 
-class Drawing:
-    """Draws tokens of a model as they come, each after the frame drawn last.
+class StreamingDecoder:
+    """Decodes tokens of a model as they come, each after the last decoded frame.
 
-    token: (b, c, gh, gw), the one before the first to be drawn, and frame: (b, h, w, 3), its last frame, from 0 to 1; None: there is none.
+    token: (b, c, gh, gw), the one before the first to be decoded. frame: (b, h, w, 3), its last frame, from 0 to 1. None: there is none.
     """
 
     def __init__(self, model: DiffusionForcing, token: Tensor | None = None, frame: Tensor | None = None) -> None:
@@ -43,30 +43,28 @@ class Drawing:
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, cond: Tensor | None = None) -> Tensor:
-        """Frames (b, t * stack, h, w, 3) of tokens (b, t, c, gh, gw), which were told cond (b, t, a)."""
+        """Frames (b, t * stack, h, w, 3) of tokens (b, t, c, gh, gw) under conditions (b, t, a)."""
         codec: Any = self.model.codec
-        if not (isinstance(codec, Painted) and codec.painter.carries):
+        if not (isinstance(codec, PatchesWithDecoder) and codec.decoder.warp_previous):
             return codec.decode(tokens)
-        drawn = []
+        chunks = []
         for i in range(tokens.shape[1]):
-            carried = None
+            warped = None
             if self.token is not None and self.frame is not None:
-                told = None if cond is None else cond[:, i : i + 1]
-                carried = carry(self.model, self.frame[:, None], self.token[:, None], told)
-            frames = codec.decode(tokens[:, i : i + 1], carried)
+                warped = warp_frames(self.model, self.frame[:, None], self.token[:, None], None if cond is None else cond[:, i : i + 1])
+            frames = codec.decode(tokens[:, i : i + 1], warped)
             self.token, self.frame = tokens[:, i], frames[:, -1].clamp(0, 1)
-            drawn.append(frames)
-        return torch.cat(drawn, dim=1)
+            chunks.append(frames)
+        return torch.cat(chunks, dim=1)
 
 
 @torch.no_grad()
-def carry(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: Tensor | None) -> Tensor:
-    """What of frames (b, t, h, w, 3), the last of tokens (b, t, c, gh, gw), will be seen in the token after each, told cond (b, t, a).
-
-    Returns (b, t, stack, h, w, 4): colours, and how much of each pixel was in sight.
+def warp_frames(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: Tensor | None) -> Tensor:
+    """Frames (b, t, h, w, 3), the last ones of tokens (b, t, c, gh, gw), warped to the frames of the token after each, under its condition
+    (b, t, a). Returns (b, t, stack, h, w, 4): colours, and how much of each pixel comes from within the frame.
     """
     backbone: Any = model.backbone
-    return backbone.warp_frames(frames, tokens if model.variance is None else tokens / model.variance.sqrt(), cond)
+    return backbone.warp_frames(frames, model.preconditioning.normalized(tokens), cond)
 
 
 class DecoderNoise(NamedTuple):
@@ -92,7 +90,7 @@ class DecoderObjective(Objective):
     perceptual: float = 0.5
     """Weight of LPIPS beside the absolute error of pixels; 0: none, and frames a little blurred."""
     warp_previous: bool = True
-    """The decoder also reads the frame it drew last, moved by the flow warp, where the model has one: detail stays in place."""
+    """The decoder also reads the last frame it decoded, moved by the flow warp, where the model has one: detail stays in place."""
 
     def __post_init__(self) -> None:
         check_options(self, "steps")
@@ -113,22 +111,22 @@ class DecoderObjective(Objective):
         """Give a model a decoder, unless it has one: a fresh one adds nothing to what principal directions show."""
         codec, warps = model.codec, self.warp_previous and has_warp(model)
         if isinstance(codec, Patches):
-            codec = Painted(codec, Painter(codec.basis.shape[1], codec.stack, codec.patch, self.widths, warps))
-        elif isinstance(codec, Painted) and codec.painter.config["widths"] != list(self.widths):
-            raise ValueError(f"that model has a decoder of widths {codec.painter.config['widths']} already; got {list(self.widths)}: give "
+            codec = PatchesWithDecoder(codec, Decoder(codec.basis.shape[1], codec.stack, codec.patch, self.widths, warps))
+        elif isinstance(codec, PatchesWithDecoder) and codec.decoder.config["widths"] != list(self.widths):
+            raise ValueError(f"that model has a decoder of widths {codec.decoder.config['widths']} already; got {list(self.widths)}: give "
                              "the same --objective.widths, or begin with the model from before it had one")  # fmt: skip
-        elif isinstance(codec, Painted) and warps and not codec.painter.carries:
-            grown = Painter(**{**codec.painter.config, "carries": True})
-            grown.load_state_dict(codec.painter.state_dict(), strict=False)
-            codec = Painted(codec.patches, grown)
-        if not isinstance(codec, Painted):
+        elif isinstance(codec, PatchesWithDecoder) and warps and not codec.decoder.warp_previous:
+            grown = Decoder(**{**codec.decoder.config, "warp_previous": True})
+            grown.load_state_dict(codec.decoder.state_dict(), strict=False)
+            codec = PatchesWithDecoder(codec.patches, grown)
+        if not isinstance(codec, PatchesWithDecoder):
             raise ValueError(f"a learned decoder is for tokens of patches; this model's are {type(codec).__name__}, which need none")
         model.codec = codec
         return model
 
     def parameters(self, model: nn.Module) -> Iterable[nn.Parameter]:
         codec: Any = model.codec
-        return codec.painter.parameters()
+        return codec.decoder.parameters()
 
     def draw_batch(self, model: DiffusionForcing, source: Source, windows: Tensor, generator: Generator) -> DecoderNoise:
         shape = len(windows), source.length_of(windows)
@@ -137,11 +135,11 @@ class DecoderObjective(Objective):
 
     def __call__(self, model: DiffusionForcing, batch: Batch, drawn: DecoderNoise) -> Tensor:
         codec = model.codec
-        assert isinstance(codec, Painted)
+        assert isinstance(codec, PatchesWithDecoder)
         k, cond = drawn.k, batch.cond
         frames = rearrange(batch.x, "b t (s c) h w -> b (t s) h w c", s=codec.stack) / 2 + 0.5
         tokens = self.denoised(model, codec.encode(frames), k, cond, drawn.noise)
-        decoded = codec.decode(tokens, self.warped(model, frames, tokens, k, cond) if codec.painter.carries else None)
+        decoded = codec.decode(tokens, self.warped(model, frames, tokens, k, cond) if codec.decoder.warp_previous else None)
         error = rearrange((decoded - frames).abs(), "b (t s) h w c -> b t (s h w c)", s=codec.stack).mean(-1)
         if not self.perceptual:
             return error
@@ -170,14 +168,14 @@ class DecoderObjective(Objective):
 
     @torch.no_grad()
     def warped(self, model: DiffusionForcing, frames: Tensor, tokens: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
-        """The frame before each token, moved by the flow warp (b, t, stack, h, w, 4): as the decoder itself drew it, as in a roll-out, or,
-        in a quarter of the sequences, chosen by their levels, the true one. Zeros for the first token.
+        """The frame before each token, moved by the flow warp (b, t, stack, h, w, 4): as decoded, as in a roll-out, or, in a quarter of the
+        sequences, chosen by their levels, the true one. Zeros for the first token.
         """
         codec = model.codec
-        assert isinstance(codec, Painted)
+        assert isinstance(codec, PatchesWithDecoder)
         stack = codec.stack
-        decoded = Drawing(model)(tokens[:, :-1], None if cond is None else cond[:, :-1]).clamp(0, 1)
+        decoded = StreamingDecoder(model)(tokens[:, :-1], None if cond is None else cond[:, :-1]).clamp(0, 1)
         true = (k.sum(1) % 4 == 0)[:, None, None, None, None]
         last = torch.where(true, frames[:, stack - 1 : -1 : stack], decoded[:, stack - 1 :: stack])
-        moved = carry(model, last, tokens[:, :-1], None if cond is None else cond[:, 1:])
-        return torch.cat([torch.zeros_like(moved[:, :1]), moved], dim=1)
+        warped = warp_frames(model, last, tokens[:, :-1], None if cond is None else cond[:, 1:])
+        return torch.cat([torch.zeros_like(warped[:, :1]), warped], dim=1)

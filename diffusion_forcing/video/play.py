@@ -18,7 +18,7 @@ from ..engine.media import Film, fit_square, to_bytes, to_floats
 from ..model import DiffusionForcing
 from ..sampling import Memory, sample_window
 from .clips import read_actions
-from .decoder import Drawing
+from .decoder import StreamingDecoder
 from .policy import ActionPolicy
 from .rollout import compile_decode_step, encode_frames
 from .task import Folder, Video
@@ -71,7 +71,7 @@ class Player:
         self.memory.add(tokens, 0, self._cond(before))
         self.sampler = task.sampler.over(model.schedule, 1)
         self.event = tuple(tokens.shape[2:])
-        self.decoder = Drawing(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
+        self.decoder = StreamingDecoder(model, tokens[:, -1], to_floats(self.first[None, -1]).to(model.device))
         if task.rollout.compile:
             compile_decode_step(model)
 

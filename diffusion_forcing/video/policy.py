@@ -11,11 +11,11 @@ Action chunks, the actions in the frames of one token, are quantised by k-means,
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +26,11 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from ..checks import check_counts
+from ..engine.config import TrainConfig
+from ..engine.objective import Objective
 from ..engine.pretrained import PRETRAINED
 from ..engine.task import Progress
+from ..engine.train import fit
 from ..files import cached, read_tensors
 from .clips import ClipSet
 
@@ -140,39 +143,92 @@ def k_medoids(rows: Tensor, number: int, generator: Generator, rounds: int = 20)
     return rows[torch.cdist(centres, rows).argmin(1)].unique(dim=0)
 
 
+class Examples(NamedTuple):
+    """frames: (n, 6, PX, PX). before, after: (n, stack * a), action chunks. offset: (n,), tokens from frames to `after`. mask: (n, 1)."""
+
+    frames: Tensor
+    before: Tensor
+    after: Tensor
+    offset: Tensor
+    mask: Tensor
+
+
+class PolicyExamples:
+    """Examples of what follows what in the clips of these numbers, those that are long enough for two tokens and a frame more."""
+
+    def __init__(self, clips: ClipSet, stack: int, which: Sequence[int]) -> None:
+        if not clips.actions.shape[-1]:
+            raise ValueError("these clips have no actions to learn a policy from; add --task.rollout.actions clip")
+        self.clips, self.stack = clips, stack
+        self.long = np.array([i for i in which if clips.lengths[i] > 2 * stack + 1], dtype=np.int64)
+        if not len(self.long):
+            raise ValueError(f"a policy learns what follows a token, from clips of {2 * stack + 2} frames or more; got none")
+
+    def draw(self, size: int, generator: Generator) -> Tensor:
+        """(size, 2): number of the last frame that is read, and offset of the chunk to be chosen from it, which half of the time is 0."""
+        clips, stack = self.clips, self.stack
+        which = self.long[torch.randint(len(self.long), (size,), generator=generator).numpy()]
+        offset = torch.randint(-AHEAD, AHEAD, (size,), generator=generator).clamp(min=0).numpy()
+        room = (clips.lengths[which] - 2 * stack - 1) // stack  # tokens that fit after the frames and the chunk that follows
+        offset = np.minimum(offset, room)
+        first = torch.rand(size, generator=generator).numpy() * (clips.lengths[which] - (2 + offset) * stack)
+        return torch.from_numpy(np.stack([clips.starts[which] + stack + first.astype(np.int64), offset], axis=1))
+
+    def read(self, drawn: Tensor) -> Examples:
+        now, offset = drawn.numpy().T
+        frames = policy_frames(np.stack([self.clips.frames[[at - self.stack, at]] for at in now]))
+        begin = now + 1 + offset * self.stack  # of the chunk to be chosen
+        return Examples(frames, self._chunks(begin - self.stack), self._chunks(begin), drawn[:, 1], torch.ones(len(drawn), 1))
+
+    def chunks(self, generator: Generator, most: int = 20_000) -> Tensor:
+        """Action chunks (n, stack * a) of the clips, at most so many."""
+        clips, stack = self.clips, self.stack
+        ends = clips.starts[self.long] + clips.lengths[self.long]
+        begins = [np.arange(at + 1, end - stack + 1, stack) for at, end in zip(clips.starts[self.long], ends, strict=True)]
+        starts = np.concatenate(begins)
+        return self._chunks(starts[torch.randperm(len(starts), generator=generator)[:most].numpy()])
+
+    def _chunks(self, places: NDArray[np.int64]) -> Tensor:
+        return torch.tensor(np.stack([self.clips.actions[at : at + self.stack].reshape(-1) for at in places]))
+
+
+class Augmentation(NamedTuple):
+    """Random contrast and brightness (n, 1, 1, 1), and noise (n, 6, PX, PX), of frames: generated ones are off in these."""
+
+    gain: Tensor
+    shift: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class PolicyObjective(Objective):
+    """Cross-entropy of the next action chunk, replaced by the nearest one of the codebook."""
+
+    def draw_batch(self, model: ActionPolicy, source: PolicyExamples, windows: Tensor, generator: Generator) -> Augmentation:
+        gain, shift, scale = torch.rand(3, len(windows), 1, 1, 1, generator=generator)
+        noise = 0.05 * scale * torch.randn(len(windows), 6, PX, PX, generator=generator)
+        return Augmentation(1 + 0.2 * (2 * gain - 1), 0.1 * (2 * shift - 1), noise)
+
+    def __call__(self, model: ActionPolicy, batch: Examples, drawn: Augmentation) -> Tensor:
+        codes = torch.cdist(batch.after, model.codebook).argmin(1)
+        logits = model(batch.frames * drawn.gain + drawn.shift + drawn.noise, batch.before, batch.offset)
+        return F.cross_entropy(logits, codes, reduction="none")[:, None]
+
+
 def fit_policy(
     clips: ClipSet, stack: int, which: Sequence[int] | None = None, *, steps: int | None = None, batch: int = 128, lr: float = 2e-3,
     seed: int = 0, progress: Progress | None = None,
 ) -> ActionPolicy:  # fmt: skip
-    """Train a policy on the actions of clips, of those numbered `which` or of all.
-
-    Frames are augmented in brightness, contrast and noise, since generated ones are off in these. steps: STEPS if not given.
-    """
-    if not clips.actions.shape[-1]:
-        raise ValueError("these clips have no actions to learn a policy from")
-    steps = STEPS if steps is None else steps
-    which = range(len(clips.starts)) if which is None else which
-    long = np.array([i for i in which if clips.lengths[i] > 2 * stack + 1], dtype=np.int64)
-    if not len(long):
-        raise ValueError(f"a policy learns what follows a token, from clips of {2 * stack + 2} frames or more; got none")
+    """Train a policy on the actions of clips, of those numbered `which` or of all. steps: STEPS if not given."""
+    examples = PolicyExamples(clips, stack, range(len(clips.starts)) if which is None else which)
     generator = Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        policy = ActionPolicy(stack, k_medoids(_chunks(clips, long, stack, generator), CODES, generator))
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.01)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        frames, before, after, offset = _examples(clips, long, stack, batch, generator)
-        gain = 1 + 0.2 * (2 * torch.rand(batch, 1, 1, 1, generator=generator) - 1)
-        shift = 0.1 * (2 * torch.rand(batch, 1, 1, 1, generator=generator) - 1)
-        noise = 0.05 * torch.rand(batch, 1, 1, 1, generator=generator) * torch.randn(frames.shape, generator=generator)
-        codes = torch.cdist(after, policy.codebook).argmin(1)
-        loss = F.cross_entropy(policy(frames * gain + shift + noise, before, offset), codes)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if progress is not None:
-            progress("training the action policy", step + 1, steps)
+        policy = ActionPolicy(stack, k_medoids(examples.chunks(generator), CODES, generator))
+    config = TrainConfig(
+        steps=STEPS if steps is None else steps, batch=batch, lr=lr, weight_decay=0.01, warmup=20, clip_norm=1e3, ema=0.0, seed=seed
+    )
+    fit(policy, examples, PolicyObjective(), config, progress=progress, label="training the action policy")
     return policy.eval()
 
 
@@ -193,29 +249,3 @@ def load_policy(
         fit_policy(clips, stack, which, progress=progress).save(path)
 
     return ActionPolicy.load(cached(name, make), stack)
-
-
-def _chunks(clips: ClipSet, long: NDArray[np.int64], stack: int, generator: Generator, most: int = 20_000) -> Tensor:
-    """Action chunks (n, stack * a) of the clips numbered `long`, at most so many."""
-    ends = clips.starts[long] + clips.lengths[long]
-    starts = np.concatenate([np.arange(at + 1, end - stack + 1, stack) for at, end in zip(clips.starts[long], ends, strict=True)])
-    some = starts[torch.randperm(len(starts), generator=generator)[:most].numpy()]
-    return torch.tensor(np.stack([clips.actions[at : at + stack].reshape(-1) for at in some]))
-
-
-def _examples(
-    clips: ClipSet, long: NDArray[np.int64], stack: int, batch: int, generator: Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Frames, the action chunks before and after, and the offset of the latter from the frames, which half of the time is 0."""
-    which = long[torch.randint(len(long), (batch,), generator=generator).numpy()]
-    offset = torch.randint(-AHEAD, AHEAD, (batch,), generator=generator).clamp(min=0).numpy()
-    room = (clips.lengths[which] - 2 * stack - 1) // stack  # tokens that fit after the frames and the chunk that follows
-    offset = np.minimum(offset, room)
-    first = torch.rand(batch, generator=generator).numpy() * (clips.lengths[which] - (2 + offset) * stack)
-    now = clips.starts[which] + stack + first.astype(np.int64)  # the last frame that is read
-    frames = policy_frames(np.stack([clips.frames[[at - stack, at]] for at in now]))
-    begin = now + 1 + offset * stack  # of the chunk to be chosen
-    before, after = (
-        torch.tensor(np.stack([clips.actions[at : at + stack].reshape(-1) for at in places])) for places in (begin - stack, begin)
-    )
-    return frames, before, after, torch.from_numpy(offset)

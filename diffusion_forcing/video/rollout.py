@@ -19,7 +19,7 @@ from ..guidance import history_guidance
 from ..likelihood import elbo
 from ..model import Denoise, DiffusionForcing
 from ..sampling import Context, Sampler, rolling, rollout, stream
-from .decoder import Drawing
+from .decoder import StreamingDecoder
 from .policy import PX, ActionPolicy
 
 Frames = NDArray[np.uint8]
@@ -116,7 +116,7 @@ class FrameSampler:
         acting = None
         if policy is not None and cond is not None:
             acting = _Acting(self, policy, prefix, actions, cond, generator)
-        decoder = Drawing(model) if known is None or prefix is None else _decoder_after(model, known, prefix)
+        decoder = StreamingDecoder(model) if known is None or prefix is None else _decoder_after(model, known, prefix)
         done = 0
         while done < tokens:
             if acting is not None and done >= options.clip_tokens:
@@ -164,7 +164,7 @@ class FrameSampler:
             noise = Generator(model.device).manual_seed(0)
             bound = elbo(model, schedule, whole, None, cond, ladder=schedule.ladder(8), draws=2, generator=noise)
         best = bound[:, before + tokens :].sum(1).view(b, draws).argmax(1)
-        decoder = _decoder_after(model, prefix, first) if before else Drawing(model)
+        decoder = _decoder_after(model, prefix, first) if before else StreamingDecoder(model)
         here = None if cond is None else cond[::draws, before : before + tokens]
         return to_bytes(decoder(samples.unflatten(0, (b, draws))[torch.arange(b), best], here))
 
@@ -214,9 +214,9 @@ def encode_frames(model: DiffusionForcing, frames: Frames) -> Tensor:
     return tokens
 
 
-def _decoder_after(model: DiffusionForcing, tokens: Tensor, frames: Frames) -> Drawing:
+def _decoder_after(model: DiffusionForcing, tokens: Tensor, frames: Frames) -> StreamingDecoder:
     """The decoder of what follows tokens (b, t, ...) of these frames."""
-    return Drawing(model, tokens[:, -1], to_floats(frames[:, -1]).to(model.device))
+    return StreamingDecoder(model, tokens[:, -1], to_floats(frames[:, -1]).to(model.device))
 
 
 def compile_decode_step(model: DiffusionForcing) -> None:

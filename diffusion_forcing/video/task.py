@@ -23,7 +23,7 @@ from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampling import Context, Sampler
 from .clips import ClipSet, join_notes, prepare_clips, prepare_world
-from .codec import Painted, Patches, Pixels
+from .codec import Patches, PatchesWithDecoder, Pixels
 from .evaluation import WINDOW, Curves, beyond_training, mean_lpips, mean_psnr, score_rollouts, table_of_scores
 from .figures import draw_curves, draw_pairs, draw_rollouts, film_side_by_side
 from .lpips import LPIPS
@@ -36,6 +36,7 @@ from .worlds.labyrinth import Labyrinth
 from .worlds.voxels import Voxels
 
 CODEC_CLIPS = 200  # clips that the codec is fitted to, at most
+RULER = " (The decoder was trained on LPIPS, by the same AlexNet whose features LPIPS, video-FD and frame-FD use.)"
 SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002, "simulator": 2_000_002}
 
 
@@ -152,8 +153,8 @@ class Video(Task):
 
     def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
         """As data, in the tokens of a model that was trained before. raw: frames stacked instead, for the training of a decoder."""
-        kind = (Patches, Painted) if self.patch else (Pixels,)
-        if isinstance(codec, Patches | Painted) and self.patch and codec.patch != self.patch:
+        kind = (Patches, PatchesWithDecoder) if self.patch else (Pixels,)
+        if isinstance(codec, Patches | PatchesWithDecoder) and self.patch and codec.patch != self.patch:
             raise ValueError(f"that model's patches have {codec.patch} px, this task's {self.patch}; add --task.patch {codec.patch}")
         stack = codec_traits(codec).stack
         if not isinstance(codec, kind) or stack != self.stack:
@@ -298,6 +299,8 @@ class Video(Task):
                 curves[name] = over_time
         figures = draw_rollouts(folder, clips, truth, context, self.stack)
         codec_scores, figures["codec.png"] = self._codec_quality(model, real[:4, :16], folder / "codec.png")
+        ruler = RULER if isinstance(model.codec, PatchesWithDecoder) else ""
+        figures["codec.png"] += ruler
         film = film_side_by_side({"real": truth, **runs}, folder)
         figures[film] = f"The first roll-outs, {context} frames of context and then what is generated; rows are clips."
         if curves:
@@ -305,9 +308,9 @@ class Video(Task):
             meant = "" if self.rollout.actions == "policy" else ", which were meant for another place"
             figures["over_time.png"] = (
                 "Scores over the roll-out, in windows of 16 frames; grey: real against real. The dotted line ends a training window. "
-                f"{simulator}: what a perfect model would show{meant}."
+                f"{simulator}: what a perfect model would show{meant}.{ruler}"
             )
-        tables = [table_of_scores(f"{len(clips)} {self._described()}", columns)]
+        tables = [table_of_scores(f"{len(clips)} {self._described()}{ruler}", columns)]
         if (late := beyond_training(curves, self.window_frames - context)) is not None:
             tables.append(late)
         return Evaluation(metrics | codec_scores, tuple(tables), figures)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,4 +87,30 @@ def test_commands_parse(page: Path, runs: dict[str, Any], capsys: pytest.Capture
         except SystemExit:
             written = capsys.readouterr()
             wrong.append(f"{name_of(page)}:{line}: dforce {shlex.join(words)}\n{(written.out + written.err)[-600:]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def options_of(value: Any, path: str) -> set[str]:
+    """Names on the command line of a dataclass's fields, those of nested dataclasses included."""
+    names = set()
+    for field in dataclasses.fields(value):
+        inner, name = getattr(value, field.name), field.name.replace("_", "-")
+        names |= {f"--{path}{name}", f"--{path}no-{name}"}
+        if dataclasses.is_dataclass(inner):
+            names |= options_of(inner, f"{path}{name}.")
+    return names
+
+
+def test_options_in_the_text_exist() -> None:
+    """`--task.*` and the like, named in a sentence."""
+    pytest.importorskip("pandas")
+    variants = [(name, {"backbone": backbone}) for name, recipe in RECIPES.items() for backbone in recipe.backbones or (None,)]
+    variants += [(name, {"stage": stage}) for name, recipe in RECIPES.items() for stage in recipe.stages]
+    known = set().union(*(options_of(dataclasses.replace(build(name, **kind), name=""), "") for name, kind in variants))
+    wrong = []
+    for page in PAGES:
+        for number, line in read_blocks(page.read_text())[1]:
+            for code in re.findall(r"`([^`]+)`", line):
+                names = re.findall(r"--(?:task|model|train|objective)\.[\w.-]+\w", code)
+                wrong += [f"{name_of(page)}:{number}: {name}" for name in names if name not in known]
     assert not wrong, "\n".join(wrong)

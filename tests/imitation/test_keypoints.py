@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from diffusion_forcing.codecs import build_codec, describe_codec
-from diffusion_forcing.imitation.keypoints import KeypointAutoencoder, prepare_keypoints, train_keypoints
+from diffusion_forcing.imitation.keypoints import prepare_keypoints, train_keypoints
 from diffusion_forcing.imitation.tokens import ModalityTokens
 
 PX = 16
@@ -103,7 +103,3 @@ def test_with_all_components_tokens_decode_as_the_latent_does():
 def test_bad_images_and_options_are_refused(images, options, words):
     with pytest.raises(ValueError, match=words):
         train_keypoints(images, **{"steps": 2, **options})
-
-
-def test_the_config_is_that_of_the_constructor():
-    assert KeypointAutoencoder(16, latent=4).config == {"px": 16, "latent": 4, "channels": 16}

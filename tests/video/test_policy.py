@@ -12,7 +12,7 @@ from diffusion_forcing.engine.pretrained import PRETRAINED
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.video import policy as module
 from diffusion_forcing.video.clips import ClipSet
-from diffusion_forcing.video.policy import AHEAD, CODES, PX, ActionPolicy, _examples, fit_policy, k_medoids, load_policy, policy_frames
+from diffusion_forcing.video.policy import AHEAD, CODES, PX, ActionPolicy, PolicyExamples, fit_policy, k_medoids, load_policy, policy_frames
 
 
 def signals(clips=24, length=24, px=8):
@@ -60,7 +60,8 @@ def test_examples_are_of_one_clip_and_in_order(stack, length):
     frames = np.repeat(number, px * px * 3).reshape(-1, px, px, 3).astype(np.uint8)
     starts = np.arange(clips) * length
     whole = ClipSet(frames, starts, np.full(clips, length), number[:, None].astype(np.float32), np.zeros((len(number), 0), np.float32), ())
-    pictures, before, after, offset = _examples(whole, np.arange(clips), stack, 300, seeded(0))
+    source = PolicyExamples(whole, stack, range(clips))
+    pictures, before, after, offset, _ = source.read(source.draw(300, seeded(0)))
     first, last = ((pictures[:, at, 0, 0] + 1) * 127.5 for at in (0, 3))
     assert torch.allclose(last - first, torch.full_like(first, stack), atol=1e-3), "two frames, a token apart"
     assert torch.allclose(after[:, 0], last + 1 + stack * offset, atol=1e-3), "actions after the last frame, so many tokens on"

@@ -4,6 +4,10 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the swap is a Gymnasium environment")
 
+from robots import model_for
+from swaps import TASK, K
+
+from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.imitation.swap.env import SwapEnv
 
 
@@ -27,6 +31,11 @@ def rendered():
         pytest.skip(f"no renderer starts here: {error}")
     yield env
     env.close()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_for(TASK, RNNConfig(hidden=8), K)
 
 
 @pytest.fixture

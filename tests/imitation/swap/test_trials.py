@@ -2,27 +2,14 @@
 
 import numpy as np
 import pytest
-from robots import model_for, progress
-from swaps import TASK, ExpertAgent, K
+from robots import progress
+from swaps import ExpertAgent, K
 
-from diffusion_forcing.backbones import RNNConfig
 from diffusion_forcing.imitation.agent import ImitationAgent
 from diffusion_forcing.imitation.corruption import Corruption
 from diffusion_forcing.imitation.swap import trials as module
 from diffusion_forcing.imitation.swap.trials import Trials
 from diffusion_forcing.sampling import Sampler
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DFORCE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def model(cache):
-    return model_for(TASK, RNNConfig(hidden=8), K)
 
 
 def trials(samples):
