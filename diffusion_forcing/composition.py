@@ -1,15 +1,15 @@
-"""Compositional generation (paper, section 4.3): the cross, and what forgetting makes of it.
+"""Compositional generation (paper, section 4.3): the cross, sampled with and without memory.
 
-Trajectories run on a square from each corner to the opposite one and cross in the middle. A model that remembers where it came from
-reproduces the cross. The same model, planning half a trajectory at a time and remembering one point only, cannot tell at the middle
-where it came from: it stitches halves into V shapes that no trajectory of the data has.
+Trajectories run on a square from each corner to the opposite one and cross in the middle. A model with memory reproduces the cross. The
+same model, planning half a trajectory at a time and remembering one point only, does not know in the middle where it came from: it
+stitches halves into V shapes that no trajectory of the data has.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from .sampling import Context, Sampler, stream
 from .windows import Windows
 
 CORNERS = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
+SAMPLER = Sampler(steps=20, matrix="pyramid", slope=20.0)
 ENDS = ("start", "adjacent", "opposite", "adjacent")  # by how many corners further round the square
 
 
@@ -40,14 +41,13 @@ class Composition(Task):
     trajectories: int = 4000
     """Trajectories to train on."""
     data_seed: int = 0
-    sampling_steps: int = 20
-    """Denoising steps a token."""
-    schedule: Literal["pyramid", "full_sequence", "autoregressive"] = "pyramid"
-    """Schedule matrix of a plan."""
-    slope: float = 20.0
-    """Of the pyramid: rows from one token's start to the next one's."""
-    stabilization: int = 0
-    """Level at which generated points join the memory."""
+    """Seed of the trajectories."""
+    sampler: Sampler = SAMPLER
+    """How a plan is denoised."""
+    context: Context = field(default_factory=Context)
+    """How generated points join the context; `memory` is what the two samplings differ in."""
+
+    main_options = ("half", "spread", "trajectories", "sampler.steps", "sampler.matrix", "sampler.slope")
 
     def __post_init__(self) -> None:
         if self.half < 2 or self.trajectories < 4 or self.spread < 0:
@@ -60,25 +60,21 @@ class Composition(Task):
         jitter = self.spread * torch.randn(2, number, 1, 2, generator=generator)
         begin, end = CORNERS[corner][:, None] + jitter[0], CORNERS[(corner + 2) % 4][:, None] + jitter[1]
         u = torch.linspace(0, 1, 2 * self.half + 1)[:, None]
-        # Everyone is half way at half time, but some hurry at the ends and some in the middle.
-        hurry = 0.6 * torch.rand(number, 1, 1, generator=generator) - 0.3
-        pace = u + hurry * torch.sin(2 * torch.pi * u) / (2 * torch.pi)
+        # Every trajectory is half way at half time, but some are faster at the ends and some in the middle.
+        variation = 0.6 * torch.rand(number, 1, 1, generator=generator) - 0.3
+        pace = u + variation * torch.sin(2 * torch.pi * u) / (2 * torch.pi)
         bend = self.spread * torch.randn(number, 1, 1, generator=generator) * torch.sin(2 * torch.pi * u)
         along = end - begin
         across = torch.stack([-along[..., 1], along[..., 0]], dim=-1) / along.norm(dim=-1, keepdim=True)
         return begin + pace * along + bend * across, corner
 
     def data(self) -> TaskData:
-        """Half of the windows start anywhere on their trajectory: so the model also knows what follows a point without a past."""
+        """Half of the windows start anywhere on their trajectory, so that the model also learns what follows a point without a past."""
         train, _ = self.trajectories_of(self.trajectories, self.data_seed)
         valid, _ = self.trajectories_of(512, self.data_seed + 1)
         codec = Normalize.fit(train)
         length = 2 * self.half + 1
         return TaskData(Windows(codec.encode(train), length, crop=0.5), Windows(codec.encode(valid), length), codec)
-
-    def matrix(self, model: DiffusionForcing) -> Tensor:
-        """The schedule matrix of one plan."""
-        return Sampler(self.sampling_steps, self.schedule, self.slope).matrix_for(model.schedule, self.half)
 
     def generate(
         self, model: DiffusionForcing, begin: Tensor, *, memory: bool, generator: Generator, progress: Progress | None = None
@@ -87,8 +83,8 @@ class Composition(Task):
         codec: Any = model.codec
         length = 2 * self.half
         windows = [codec.encode(begin[:, None])]
-        past = Context(memory=None if memory else 1, stabilization=self.stabilization)
-        for window in stream(model, self.matrix(model), length, windows[0], past=past, generator=generator):
+        sampler, past = self.sampler.over(model.schedule, self.half), replace(self.context, memory=None if memory else 1)
+        for window in stream(model, sampler, length, windows[0], past=past, generator=generator):
             windows.append(window)
             if progress is not None:
                 progress("with memory" if memory else "without memory", sum(part.shape[1] for part in windows) - 1, length)
@@ -100,12 +96,12 @@ class Composition(Task):
         paths = {"data": data}
         for name, memory in (("with memory", True), ("without memory", False)):
             paths[name] = self.generate(model, data[:, 0], memory=memory, generator=generator, progress=progress)
-        own = strays(data)
+        data_straying = straying(data)
         metrics: dict[str, float] = {}
         rows = []
         for name, path in paths.items():
             share = shares(path[:, -1], corner)
-            ratio = strays(path) / own
+            ratio = straying(path) / data_straying
             key = name.replace(" ", "_")
             metrics |= {f"{key}/{end}": value for end, value in share.items()} | {f"{key}/stray_ratio": ratio}
             rows.append((name, *(f"{share[end]:.1%}" for end in ("opposite", "adjacent", "start", "elsewhere")), f"{ratio:.2f}"))
@@ -114,7 +110,7 @@ class Composition(Task):
         draw_paths(paths, corner, picture)
         return Evaluation(
             metrics,
-            (Table(f"Where {samples:,} trajectories end (straying: from the diagonals, over what the data stray)", heads, tuple(rows)),),
+            (Table(f"Where {samples:,} trajectories end (straying: from the diagonals, relative to the data's)", heads, tuple(rows)),),
             {str(picture.name): "Data, samples with memory, samples without: colours by the corner each starts from."},
         )
 
@@ -135,39 +131,39 @@ def shares(ends: Tensor, corner: Tensor, near: float = 0.35) -> dict[str, float]
     """Share of end points (n, 2) within `near` of the corner opposite to where they started, adjacent to it, that corner, or none."""
     distance = (ends[:, None] - CORNERS).norm(dim=-1)
     nearest = distance.min(dim=1)
-    turned = (nearest.indices - corner) % 4
-    here = nearest.values < near
+    corners_on = (nearest.indices - corner) % 4
+    at_corner = nearest.values < near
     count = dict.fromkeys(ENDS, 0.0)
-    for turns, end in enumerate(ENDS):
-        count[end] += float((here & (turned == turns)).float().mean())
-    return count | {"elsewhere": float((~here).float().mean())}
+    for further, end in enumerate(ENDS):
+        count[end] += float((at_corner & (corners_on == further)).float().mean())
+    return count | {"elsewhere": float((~at_corner).float().mean())}
 
 
-def strays(paths: Tensor) -> float:
+def straying(paths: Tensor) -> float:
     """Root mean square distance of points (n, t, 2) from the nearer diagonal of the square."""
     to_diagonals = torch.stack([paths[..., 0] - paths[..., 1], paths[..., 0] + paths[..., 1]]) / 2**0.5
     return float((to_diagonals.abs().min(0).values ** 2).mean().sqrt())
 
 
-def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, most: int = 160) -> None:
+def draw_paths(paths: dict[str, Tensor], corner: Tensor, file: Path, limit: int = 160) -> None:
     """Trajectories side by side, one panel a name, coloured by the corner they start from."""
     with figure(file, width=4.2 * len(paths), height=4.6) as fig:
         axes = fig.subplots(1, len(paths), squeeze=False)[0]
         for ax, (name, path) in zip(axes, paths.items(), strict=True):
-            for one, start in zip(path[:most], corner[:most].tolist(), strict=True):
+            for one, start in zip(path[:limit], corner[:limit].tolist(), strict=True):
                 ax.plot(one[:, 0], one[:, 1], color=COLOURS[start], lw=0.8, alpha=0.25)
-            # The first from each corner, drawn heavily: so that one sees whole trajectories, not only the crowd.
+            # The first from each corner, drawn bold, to show whole trajectories.
             for start in range(4):
                 one = path[corner == start][:1]
                 ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color="white", lw=4.5, zorder=3)
                 ax.plot(one[..., 0].flatten(), one[..., 1].flatten(), color=COLOURS[start], lw=2.6, zorder=3)
-            ends = path[:most, -1]
-            ax.scatter(ends[:, 0], ends[:, 1], c=[COLOURS[c] for c in corner[:most].tolist()], s=9, zorder=4)
+            ends = path[:limit, -1]
+            ax.scatter(ends[:, 0], ends[:, 1], c=[COLOURS[c] for c in corner[:limit].tolist()], s=9, zorder=4)
             ax.set(title=name, xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal", xticks=[], yticks=[])
         fig.text(
             0.5,
             0.02,
-            "coloured by the corner they start from; dots: where they end; heavy: the first trajectory from each corner",
+            "coloured by the corner they start from; dots: end points; bold: the first trajectory from each corner",
             ha="center",
             fontsize=9,
         )

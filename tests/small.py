@@ -35,7 +35,7 @@ from diffusion_forcing.windows import Windows
 
 # What makes an experiment small, as fields and as words of the command line. Fields an experiment does not have are left out.
 SMALL = {
-    "task": {"half": 3, "trajectories": 64, "sampling_steps": 3, "transitions": 60_000},
+    "task": {"half": 3, "trajectories": 64, "transitions": 60_000},
     "task__sampler": {"steps": 3},
     "model__backbone": {"hidden": 16, "layers": 1, "heads": 2, "blocks": 1},
     "train": {
@@ -52,7 +52,7 @@ SMALL = {
     "objective": {"warp_steps": 2},
 }
 WORDS = [
-    "--task.half", "3", "--task.trajectories", "64", "--task.sampling-steps", "3", "--model.backbone.hidden", "16",
+    "--task.half", "3", "--task.trajectories", "64", "--task.sampler.steps", "3", "--model.backbone.hidden", "16",
     "--train.batch", "8", "--train.warmup", "2", "--train.lr", "5e-3", "--train.ema", "0.9", "--train.log-every", "1",
     "--train.threads", "1",
 ]  # fmt: skip

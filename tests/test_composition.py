@@ -6,13 +6,14 @@ import torch
 from oracles import seeded
 
 from diffusion_forcing.backbones import RNNConfig
-from diffusion_forcing.composition import CORNERS, Composition, shares, strays
+from diffusion_forcing.composition import CORNERS, Composition, shares, straying
 from diffusion_forcing.engine.config import ModelConfig
+from diffusion_forcing.sampling import Sampler
 
-TASK = Composition(half=8, sampling_steps=4, trajectories=64)
+TASK = Composition(half=8, sampler=Sampler(steps=4, matrix="pyramid", slope=20.0), trajectories=64)
 
 
-def told(what, done, of):
+def check_progress(what, done, of):
     assert 0 < done <= of
 
 
@@ -42,7 +43,7 @@ def test_the_spread_is_the_standard_deviation_of_where_they_start():
     paths, corner = Composition(spread=0.1).trajectories_of(4000, seed=1)
     assert (paths[:, 0] - CORNERS[corner]).std().item() == pytest.approx(0.1, rel=0.05)
     straight, corner = Composition(spread=0.0).trajectories_of(10, seed=1)
-    assert strays(straight) < 1e-6
+    assert straying(straight) < 1e-6
     torch.testing.assert_close(straight[:, 0], CORNERS[corner])
 
 
@@ -73,16 +74,16 @@ def test_near_a_corner_means_within_a_given_distance():
     assert shares(end, corner, near=0.2) == {"opposite": 0, "adjacent": 0, "start": 0, "elsewhere": 1}
 
 
-def test_strays_by_hand():
+def test_deviation_by_hand():
     on = torch.tensor([[[-1.0, -1.0], [0.0, 0.0], [0.5, -0.5]]])
-    assert strays(on) == 0
-    assert strays(torch.tensor([[[1.0, 0.0]]])) == pytest.approx(0.5**0.5)
-    assert strays(torch.tensor([[[1.0, 0.0], [1.0, 1.0]]])) == pytest.approx(0.5)
+    assert straying(on) == 0
+    assert straying(torch.tensor([[[1.0, 0.0]]])) == pytest.approx(0.5**0.5)
+    assert straying(torch.tensor([[[1.0, 0.0], [1.0, 1.0]]])) == pytest.approx(0.5)
 
 
 def test_data_score_perfectly_and_an_untrained_model_badly(untrained, tmp_path):
     """A measure that cannot fail measures nothing."""
-    metrics = TASK.evaluate(untrained, tmp_path, samples=100, seed=0, progress=told).metrics
+    metrics = TASK.evaluate(untrained, tmp_path, samples=100, seed=0, progress=check_progress).metrics
     assert metrics["data/opposite"] == 1
     assert metrics["data/stray_ratio"] == 1
     for name in ("with_memory", "without_memory"):
@@ -93,7 +94,7 @@ def test_data_score_perfectly_and_an_untrained_model_badly(untrained, tmp_path):
 
 
 def test_evaluation_says_what_it_measured_and_draws_it(untrained, tmp_path):
-    evaluation = TASK.evaluate(untrained, tmp_path, samples=10, seed=0, progress=told)
+    evaluation = TASK.evaluate(untrained, tmp_path, samples=10, seed=0, progress=check_progress)
     (table,) = evaluation.tables
     assert [row[0] for row in table.rows] == ["data", "with memory", "without memory"]
     assert all(len(row) == len(table.columns) for row in table.rows)
@@ -101,9 +102,9 @@ def test_evaluation_says_what_it_measured_and_draws_it(untrained, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("schedule", ["pyramid", "full_sequence", "autoregressive"])
-def test_samples_start_where_they_were_told_to(untrained, schedule):
-    task = Composition(half=4, sampling_steps=3, schedule=schedule)
+@pytest.mark.parametrize("matrix", ["pyramid", "full_sequence", "autoregressive"])
+def test_samples_start_at_the_given_points(untrained, matrix):
+    task = Composition(half=4, sampler=Sampler(steps=3, matrix=matrix, slope=20.0))
     begin = CORNERS + 0.01
     paths = task.generate(untrained, begin, memory=True, generator=seeded(0))
     assert paths.shape == (4, 9, 2)
@@ -135,7 +136,7 @@ def test_without_memory_the_second_half_knows_one_point_only(untrained):
 
 
 def test_sample_writes_arrays_and_a_picture(untrained, tmp_path):
-    files = TASK.sample(untrained, tmp_path, samples=5, seed=0, progress=told)
+    files = TASK.sample(untrained, tmp_path, samples=5, seed=0, progress=check_progress)
     assert [file.name for file in files] == ["samples.npz", "samples.png"]
     arrays = np.load(files[0])
     assert arrays["with_memory"].shape == arrays["without_memory"].shape == (5, 17, 2)

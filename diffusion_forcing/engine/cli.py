@@ -148,10 +148,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def list_recipes(words: list[str]) -> int:
     """dforce list"""
-    table = RichTable("recipe", "what it is", "variants", box=None, header_style="bold", padding=(0, 3, 0, 0))
+    table = RichTable("recipe", "what it is", box=None, header_style="bold", padding=(0, 3, 0, 0))
     for name, recipe in RECIPES.items():
-        variants = [f"--backbone {' | '.join(recipe.backbones)}"] if recipe.backbones else []
-        table.add_row(name, recipe.about, escape("\n".join([*variants, *(f"--stage {stage}" for stage in recipe.stages)])))
+        variants = [*(f"--backbone {backbone}" for backbone in recipe.backbones[1:]), *(f"--stage {stage}" for stage in recipe.stages)]
+        table.add_row(name, f"{recipe.about} [dim]{', '.join(variants)}[/]")
     console.print(table)
     console.print(f"\nPretrained: {', '.join(pretrained_names())}. Evaluate one with [bold]dforce eval NAME --pretrained[/].")
     console.print("\nTrain one with [bold]dforce train NAME[/]; see its options with [bold]dforce train NAME --help[/].")
@@ -251,7 +251,7 @@ def make_data(words: list[str]) -> int:
     with progress_bar() as progress:
         file = options.task.prepare(progress)
     if file is None:
-        console.print(f"{words[0]} makes its data in a moment, whenever it needs them; there is nothing to prepare")
+        console.print(f"{words[0]} makes its data within seconds, whenever it needs them; there is nothing to prepare")
     else:
         console.print(f"data  {file} ({file.stat().st_size / 1e6:.0f} MB)")
     return 0

@@ -192,7 +192,7 @@ class Experiment:
 
 
 def to_dict(value: Any) -> Any:
-    """Dataclasses to plain JSON, each with the name of its class, so that unions can be told apart."""
+    """Dataclasses to plain JSON, each with the name of its class, so that the classes of a union are distinguished."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if any(f.name == "kind" for f in dataclasses.fields(value)):
             raise ValueError(f"{type(value).__name__} has an option called kind, which stands for the class in a file; call it otherwise")
@@ -212,8 +212,8 @@ def from_dict(kind: Any, data: Any, path: str = "config", classes: tuple[type, .
     if not options or (data is None and type(None) in typing.get_args(kind)):
         return _plain(kind, data, path)
     if not isinstance(data, dict) or data.get("kind") not in options:
-        found = data.get("kind") if isinstance(data, dict) else data
-        raise ValueError(f"{path} should be one of {', '.join(sorted(options))}; got {found!r}")
+        got = data.get("kind") if isinstance(data, dict) else data
+        raise ValueError(f"{path} should be one of {', '.join(sorted(options))}; got {got!r}")
     cls = options[data["kind"]]
     hints = typing.get_type_hints(cls)
     names = {f.name for f in dataclasses.fields(cls)}

@@ -20,6 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..backbones import traits_of
+
 
 @dataclass(frozen=True)
 class Distributed:
@@ -143,8 +145,7 @@ def shard(model: nn.Module, processes: Distributed) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(processes.device.type, (processes.size,))
-    blocks: Any = getattr(model.backbone, "blocks", [])
-    for block in blocks:
+    for block in traits_of(model.backbone).blocks:
         fully_shard(block, mesh=mesh)
     # The root too: torch leaves it gathered after a forward without backward, as in validation, and the average could not go on.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)

@@ -133,7 +133,7 @@ class Denoising(Objective):
         size, length, top = len(windows), source.length_of(windows), model.schedule.levels
         k, past = levels.by_name(self.draw, source.modalities)((size, length), top, generator)
         noise = torch.randn(size, length, *source.event, generator=generator)
-        keep = torch.rand(size, generator=generator) >= self.cond_drop if self.cond_drop else None
+        keep_cond = torch.rand(size, generator=generator) >= self.cond_drop if self.cond_drop else None
         clean = None
         if self.clean_context_prob:
             clean = torch.rand(size, generator=generator) < self.clean_context_prob
@@ -143,7 +143,7 @@ class Denoising(Objective):
         own = levels.self_context_levels(k, top, self.self_context, generator) if self.self_context else None
         if own is not None and clean is not None:
             own[clean, : source.context] = 0
-        return Noise(noise, k, past, keep, own)
+        return Noise(noise, k, past, keep_cond, own)
 
     def __call__(self, model: DiffusionForcing, batch: Batch, drawn: Noise) -> Tensor:
         # Padding is a token at level K: no backbone learns anything from it.

@@ -141,9 +141,9 @@ def _version(package: str) -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree this package runs from, if it is one."""
-    here = Path(__file__).resolve().parent
+    source = Path(__file__).resolve().parent
     try:
-        words = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+        words = ["git", "-C", str(source), "rev-parse", "--short", "HEAD"]
         return subprocess.run(words, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -98,7 +98,7 @@ class Task(Protocol):
         raise ValueError(f"{type(self).__name__} has no score of its own; use --train.monitor loss")
 
     def prepare(self, progress: Progress | None = None) -> Path | None:
-        """Make the data now and keep them in the cache. Returns their file; None: they are made in a moment whenever they are needed."""
+        """Make the data now and keep them in the cache. Returns their file; None: they take seconds, whenever they are needed."""
         return None
 
     def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:

@@ -8,10 +8,8 @@ steps without a folder, for stages and small networks.
 from __future__ import annotations
 
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from ..files import read_tensors
-from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, describe, save_model
 from . import checkpoint, optim
+from .begin import begin, check
 from .clock import Clock
 from .config import Experiment, TrainConfig
-from .distributed import Distributed, check_device, device_kind, gathered, join_processes, shard, spread
+from .distributed import Distributed, gathered, join_processes, shard, spread
+from .interrupt import interruptible
 from .log import Log, progress_bar
 from .objective import Objective, Stage
-from .pretrained import model_folder
 from .task import Progress, TaskData
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,7 +60,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data, model, init = _begin(experiment, folder, dist)
+        data, model, init = begin(experiment, folder, dist)
         elapsed = 0.0
         if not checkpoint.exists(folder):
             for stage in experiment.objective.stages(model, init):
@@ -275,29 +273,6 @@ def validate(model: nn.Module, source: Any, objective: Objective, config: TrainC
     return float(total[0] / total[1])
 
 
-def check(experiment: Experiment) -> None:
-    """Raise for what can be known to fail before anything is started or written."""
-    config, objective = experiment.train, experiment.objective
-    kind = check_device(device_kind(config.device)).type
-    if config.precision != "float32" and kind != "cuda":
-        raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
-    if config.monitor == "score" and not experiment.task.has_score:
-        raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.monitor loss")
-    if experiment.model is None and config.init is None:
-        raise ValueError(f"{type(objective).__name__} trains a part of a trained model: name that model, a run's folder or a pretrained "
-                         "model, by --train.init")  # fmt: skip
-    if config.parallel == "fsdp":
-        if not objective.supports_fsdp:
-            raise ValueError("fsdp gathers weights for the network's forward pass only, and this objective uses it in other ways (as do "
-                             "draws of levels that give the past its own); use --train.parallel ddp")  # fmt: skip
-        if config.monitor == "score":
-            raise ValueError(
-                "monitor=score samples from the model, which fsdp has sharded; use --train.parallel ddp or --train.monitor loss"
-            )
-        if config.optimizer == "muon":
-            raise ValueError("Muon needs whole matrices, which fsdp shards; use --train.parallel ddp or --train.optimizer adamw")
-
-
 def seeded(*numbers: int) -> Generator:
     """A generator for (seed, step, ...): the same numbers give the same draws, others unrelated ones."""
     state = 0x9E3779B97F4A7C15
@@ -305,83 +280,6 @@ def seeded(*numbers: int) -> Generator:
         state = ((state ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 31
     return Generator().manual_seed(state & 0x7FFFFFFFFFFFFFFF)
-
-
-class Interrupt:
-    requested = False
-
-
-@contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C or SIGTERM into a request to stop; the second acts as usual."""
-    interrupt = Interrupt()
-    previous: dict[int, Any] = {}
-
-    def request(number: int, _frame: Any) -> None:
-        interrupt.requested = True
-        signal.signal(number, previous[number])
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, request)
-    except ValueError:  # not in the main thread: whoever runs us handles signals
-        previous = {}
-    try:
-        yield interrupt
-    finally:
-        for caught, handler in previous.items():
-            signal.signal(caught, handler)
-
-
-def _begin(experiment: Experiment, folder: Path, dist: Distributed) -> tuple[TaskData, DiffusionForcing, DiffusionForcing | None]:
-    """The data, the model to train, and the trained model that it begins with, if any."""
-    config, objective = experiment.train, experiment.objective
-    init = None if config.init is None else _load_init(config.init, folder, dist)
-    data = experiment.task.data() if init is None else objective.data(experiment.task, init.codec)  # type: ignore[arg-type]
-    torch.manual_seed(config.seed)
-    if experiment.model is None:
-        assert init is not None
-        model = objective.prepare(init)
-        if model.traits.cond not in (None, data.train.cond_width):
-            raise ValueError(f"{config.init} reads conditions of {model.traits.cond} numbers a token, and this task gives "
-                             f"{data.train.cond_width}; give the --task options that it was trained with")  # fmt: skip
-    else:
-        model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother)
-        if init is not None:
-            _take_weights(model, init, str(config.init))
-    return data, model.to(dist.device), init
-
-
-def _load_init(init: str, folder: Path, dist: Distributed) -> DiffusionForcing:
-    """The trained model to begin with. The run keeps a copy: it must continue as it began."""
-    kept = folder / "init"
-    resumed = kept.exists() and checkpoint.exists(folder)  # the copy of a run that never came to a checkpoint may be of another model
-    model = DiffusionForcing.from_pretrained(kept if resumed else model_folder(init))
-    if model.codec is None:
-        raise ValueError(f"{init} has no codec, which makes tokens of data; use a model trained by `dforce train`")
-    dist.barrier()  # all have read it
-    if dist.main and not resumed:
-        model.save_pretrained(kept)
-    dist.barrier()
-    return model
-
-
-def _take_weights(model: DiffusionForcing, init: DiffusionForcing, name: str) -> None:
-    """Fill a new model with the weights of a trained one, which must be alike, but for parts that its backbone can add."""
-    ours, theirs = describe(model), describe(init)
-    weights = init.state_dict()
-    if model.traits.grows and ours["backbone"]["kind"] == theirs["backbone"]["kind"]:
-        network = {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
-        network, config = model.backbone.grow(network, init.traits.config)  # type: ignore[attr-defined]
-        weights |= {f"backbone.{name}": value for name, value in network.items()}
-        theirs["backbone"] = {"kind": theirs["backbone"]["kind"], **config}
-    for part in ("backbone", "levels", "parameterization", "preconditioning"):
-        if ours[part] != theirs[part]:
-            raise ValueError(f"the weights of {name} do not fit this model: {part} is {theirs[part]} there and {ours[part]} here; use the "
-                             "same --model options and a task with the same conditions, or train without --train.init")  # fmt: skip
-    if not torch.equal(model.schedule.alpha_table.cpu(), init.schedule.alpha_table):
-        raise ValueError(f"{name} was trained on another noise schedule; use the same --model.schedule, or train without --train.init")
-    model.load_state_dict(weights)
 
 
 def _run_stage(

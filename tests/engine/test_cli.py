@@ -335,7 +335,7 @@ def test_eval_gives_the_same_numbers_for_the_same_seed(trained, tmp_path):
 def test_eval_takes_options_of_the_task(trained, tmp_path, capsys):
     words = ["eval", trained, "--samples", "10", "--json"]
     assert dforce(*words, tmp_path / "pyramid") == 0
-    assert dforce(*words, tmp_path / "tokens", "--task.schedule", "autoregressive", "--task.sampling-steps", "2") == 0
+    assert dforce(*words, tmp_path / "tokens", "--task.sampler.matrix", "autoregressive", "--task.sampler.steps", "2") == 0
     assert json.loads((tmp_path / "pyramid").read_text()) != json.loads((tmp_path / "tokens").read_text())
 
 

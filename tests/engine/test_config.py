@@ -73,7 +73,9 @@ worlds = st.one_of(
     st.builds(Labyrinth, size=st.integers(2, 9), px=st.sampled_from([16, 64]), loops=share),
     st.builds(Folder, path=st.text(min_size=1, max_size=9).map(Path), px=st.just(64), action_kinds=st.none() | st.integers(1, 9)),
 )
-samplers = st.builds(Sampler, steps=st.integers(1, 99), matrix=st.sampled_from(["autoregressive", "pyramid", "full_sequence"]), eta=share)
+samplers = st.builds(
+    Sampler, steps=st.integers(1, 99), matrix=st.sampled_from(["autoregressive", "pyramid", "full_sequence"]), slope=positive, eta=share,
+)  # fmt: skip
 rollouts = st.builds(RollOut, horizon=st.integers(1, 9), prefix=st.integers(0, 9))
 videos = st.builds(
     Video,
@@ -86,7 +88,7 @@ videos = st.builds(
 )
 compositions = st.builds(
     Composition, half=st.integers(2, 99), spread=st.floats(0, 9), trajectories=st.integers(4, 9999),
-    schedule=st.sampled_from(["pyramid", "full_sequence", "autoregressive"]), slope=positive,
+    sampler=samplers,
 )  # fmt: skip
 tasks = st.one_of(compositions, videos)
 experiments = st.builds(Experiment, task=tasks, model=st.none() | models, train=trainings, objective=objectives, name=st.text(max_size=20))
