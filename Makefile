@@ -29,7 +29,7 @@ test: $(BIN)/pytest lint  ## set up, lint, check types and run the tests (under 
 test-slow: $(BIN)/pytest  ## the tests that take minutes each: scores of the pretrained models, the wheel, resumed runs
 	$(BIN)/pytest -m slow
 
-wheel-test: $(BIN)/pytest  ## build wheel and sdist, install them in a new environment, follow the README (part of test-slow)
+wheel-test: $(BIN)/pytest  ## build wheel and sdist, install the wheel in a new environment, follow the README (part of test-slow)
 	$(BIN)/pytest -m slow -n 0 -v tests/engine/test_wheel.py
 
 $(BIN)/zensical: pyproject.toml
