@@ -36,7 +36,7 @@ from .worlds.labyrinth import Labyrinth
 from .worlds.voxels import Voxels
 
 CODEC_CLIPS = 200  # clips that the codec is fitted to, at most
-RULER = " (The decoder was trained on LPIPS, by the same AlexNet whose features LPIPS, video-FD and frame-FD use.)"
+RULER = " (The decoder was trained on LPIPS, the network behind these distances.)"
 SEEDS = {"train": 0, "valid": 1, "test": 2, "real": 1_000_002, "simulator": 2_000_002}
 
 

@@ -1,4 +1,4 @@
-"""A guess by moving pixels: still at first; what moves is found where it was, what was out of sight is said to be; it learns to move."""
+"""The flow warp: the identity at first; pixels are fetched from where the flow says, those out of view are masked; it learns the flow."""
 
 import pytest
 import torch
@@ -41,11 +41,11 @@ def codec():
     return Patches.fit(walk(200)[0], STACK, PATCH, components=40)
 
 
-def guesser(codec, known=3):
-    moved = FlowWarp(tuple(codec.mean.shape), known, STACK, PATCH, width=16)
-    moved.fit(codec, codec.variance)
-    torch.nn.init.constant_(moved.gate.bias, 30.0)
-    return moved
+def fresh_warp(codec, embedding=3):
+    warp = FlowWarp(tuple(codec.mean.shape), embedding, STACK, PATCH, width=16)
+    warp.fit(codec, codec.variance)
+    torch.nn.init.constant_(warp.gate.bias, 30.0)
+    return warp
 
 
 def units(codec, frames):
@@ -54,55 +54,55 @@ def units(codec, frames):
 
 
 @torch.no_grad()
-def test_before_it_has_learned_anything_the_last_frame_stands_still(codec):
+def test_an_untrained_warp_repeats_the_last_frame(codec):
     clips, _ = walk(20, seed=5)
-    guess, mask = guesser(codec)(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
-    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    estimate, mask = fresh_warp(codec)(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    decoded = codec.decode((estimate * codec.variance.sqrt())[:, None])
     last = clips[:, STACK - 1 : STACK].expand(-1, STACK, -1, -1, -1)
-    assert (drawn - last).abs().mean() < 0.02
+    assert (decoded - last).abs().mean() < 0.02
     assert torch.allclose(mask, torch.ones_like(mask))
 
 
 @torch.no_grad()
-def test_pixels_are_fetched_from_where_they_are_said_to_have_been(codec):
-    moved, clips = guesser(codec), walk(20, seed=5)[0]
+def test_pixels_are_fetched_along_the_flow(codec):
+    warp, clips = fresh_warp(codec), walk(20, seed=5)[0]
     by = 2 * PATCH / PX  # a patch, of half pictures
-    moved.flow_out.bias.view(STACK, 2, -1)[:, 0] = by
-    guess, mask = moved(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
-    drawn = codec.decode((guess * codec.variance.sqrt())[:, None])
+    warp.flow_out.bias.view(STACK, 2, -1)[:, 0] = by
+    estimate, mask = warp(units(codec, clips[:, :STACK]), torch.zeros(20, 3))
+    decoded = codec.decode((estimate * codec.variance.sqrt())[:, None])
     there = clips[:, STACK - 1 : STACK, :, PATCH:].expand(-1, STACK, -1, -1, -1)
-    assert (drawn[..., :-PATCH, :] - there).abs().mean() < 0.02
+    assert (decoded[..., :-PATCH, :] - there).abs().mean() < 0.02
     assert torch.allclose(mask[..., :-1], torch.ones_like(mask[..., :-1]))
-    assert mask[..., -1].max() < 0.2  # nothing is known of what comes into sight
+    assert mask[..., -1].max() < 0.2  # of what comes into view
 
 
-def test_it_learns_to_move_as_it_is_told(codec):
+def test_it_learns_the_flow_of_a_condition(codec):
     torch.manual_seed(0)
-    moved = guesser(codec)
+    warp = fresh_warp(codec)
     clips, by = walk(400, seed=9)
-    past, told = units(codec, clips[:, :STACK]), F.one_hot(by, 3).float() * 2
+    past, cond = units(codec, clips[:, :STACK]), F.one_hot(by, 3).float() * 2
     truth, test = units(codec, clips[:, STACK:]), slice(300, None)
-    inside = (..., slice(0, -1))  # what is in sight
+    inside = (..., slice(0, -1))  # of the view
 
     @torch.no_grad()
     def error():
-        return (moved(past[test], told[test])[0] - truth[test])[inside].pow(2).mean()
+        return (warp(past[test], cond[test])[0] - truth[test])[inside].pow(2).mean()
 
     still = float(error())
-    optimizer = torch.optim.AdamW(moved.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(warp.parameters(), lr=3e-3)
     for step in range(150):
         rows = torch.randint(0, 300, (32,), generator=seeded(step))
-        (moved(past[rows], told[rows])[0] - truth[rows])[inside].pow(2).mean().backward()
+        (warp(past[rows], cond[rows])[0] - truth[rows])[inside].pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     assert float(error()) < 0.4 * still
 
 
-def test_a_past_of_noise_need_not_be_believed(codec):
-    moved = guesser(codec)
-    torch.nn.init.constant_(moved.gate.bias, -30.0)
+def test_a_closed_gate_ignores_a_noisy_past(codec):
+    warp = fresh_warp(codec)
+    torch.nn.init.constant_(warp.gate.bias, -30.0)
     noise = torch.randn(2, *codec.mean.shape, generator=seeded(3))
-    one, other = moved(noise, torch.zeros(2, 3))[0]
+    one, other = warp(noise, torch.zeros(2, 3))[0]
     assert torch.allclose(one, other, atol=1e-5)
 
 
@@ -136,7 +136,7 @@ def test_the_warp_stage_trains_the_warp_and_nothing_else():
     assert not experiment.objective.stages(model, model), "a model that begins with one that has a warp"
 
 
-def test_a_model_that_learned_without_goes_on_with_it(tmp_path):
+def test_a_model_trained_without_a_warp_is_fine_tuned_with_one(tmp_path):
     plain, on = small("labyrinth", model__backbone__warp=False), small("labyrinth", train__steps=1, train__lr=1e-12)
     train(plain, tmp_path / "plain", quiet=True)
     before = DiffusionForcing.from_pretrained(tmp_path / "plain" / "model")

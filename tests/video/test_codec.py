@@ -88,9 +88,9 @@ def test_a_place_of_a_token_is_its_patch_alone():
     expected = torch.zeros(6, 4, 2, 3, dtype=torch.bool)
     expected[:, 1, 1, 2] = True
     assert torch.equal(differs, expected)
-    painted = codec.decode(tokens)
+    decoded = codec.decode(tokens)
     tokens[:, 1, :, 1, 2] += 1
-    differs = (codec.decode(tokens) != painted).any(-1)
+    differs = (codec.decode(tokens) != decoded).any(-1)
     assert differs[:, 2:4, 4:8, 8:12].any()
     differs[:, 2:4, 4:8, 8:12] = False
     assert not differs.any()
@@ -137,7 +137,7 @@ def test_tokens_have_mean_zero_at_each_place_and_the_variance_that_is_told(white
     torch.testing.assert_close(tokens.mean(0), torch.zeros(6, 2, 3), rtol=0, atol=1e-4)
     assert codec.variance.shape == codec.mean.shape == (6, 2, 3)
     found = tokens.var(0, unbiased=False)
-    assert (found > 0.06 * found.mean((1, 2), keepdim=True)).all()  # none is so still that it is told as more
+    assert (found > 0.06 * found.mean((1, 2), keepdim=True)).all()  # with a floor for places that hardly vary
     torch.testing.assert_close(codec.variance, found, rtol=1e-3, atol=1e-5)
     assert found.mean().item() == pytest.approx(1, abs=0.1)
 

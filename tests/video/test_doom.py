@@ -1,4 +1,4 @@
-"""Mazes of Doom: maps that are what the maze is, the same clip for the same seed, and a camera that is where the walker is."""
+"""Mazes of Doom: maps that are what the maze is, the same clip for the same seed, and a camera that is where the agent is."""
 
 import hashlib
 import re
@@ -245,7 +245,7 @@ def test_a_frame_depends_on_its_pose_alone(style):
 
 @drawn
 def test_a_clip_replayed_by_hand_shows_the_same():
-    """Also when two are led in turn."""
+    """Also when two are walked in turn."""
     clips, visitors = [WORLD.clip(seed, 25) for seed in (11, 12)], [WORLD.enter(seed) for seed in (11, 12)]
     for clip, visitor in zip(clips, visitors, strict=True):
         np.testing.assert_array_equal(visitor.look(), clip.frames[0])
@@ -261,7 +261,7 @@ def test_poses_follow_actions(seed):
     clip = WORLD.clip(seed, 200)
     step = np.linalg.norm(np.diff(clip.poses[:, :2], axis=0), axis=1)
     assert step.max() <= WORLD.speed + 1e-5
-    assert (np.abs(step - clip.actions[1:, 0] * WORLD.speed) < 1e-5).mean() > 0.97, "hardly ever does a wall stop the walker"
+    assert (np.abs(step - clip.actions[1:, 0] * WORLD.speed) < 1e-5).mean() > 0.97, "hardly ever does a wall stop the agent"
     turned = np.angle(np.exp(1j * np.diff(clip.poses[:, 2].astype(float))))
     np.testing.assert_allclose(turned, np.radians(WORLD.turn) * clip.actions[1:, 1], atol=1e-5)
     assert (clip.actions.min(0) >= (0, -1)).all()

@@ -1,4 +1,4 @@
-"""The labyrinth: the same clip for the same seed, walks that walls stop, and frames that show what stands before the walker."""
+"""The labyrinth: the same clip for the same seed, walks that walls stop, and frames that show what stands before the agent."""
 
 import sys
 import zlib
@@ -68,7 +68,7 @@ def test_poses_follow_actions(seed):
     clip = WORLD.clip(seed, 200)
     step = np.linalg.norm(np.diff(clip.poses[:, :2], axis=0), axis=1)
     assert step.max() <= WORLD.speed + 1e-5
-    assert (np.abs(step - clip.actions[1:, 0] * WORLD.speed) < 1e-5).mean() > 0.97, "hardly ever does a wall stop the walker"
+    assert (np.abs(step - clip.actions[1:, 0] * WORLD.speed) < 1e-5).mean() > 0.97, "hardly ever does a wall stop the agent"
     turned = np.angle(np.exp(1j * np.diff(clip.poses[:, 2].astype(float))))
     np.testing.assert_allclose(turned, np.radians(WORLD.turn) * clip.actions[1:, 1], atol=1e-5)
     low, high = clip.actions.min(0), clip.actions.max(0)

@@ -100,7 +100,7 @@ def test_actions_act_when_they_come(model, real):
     assert (one[:, 4:] != two[:, 4:]).any()
 
 
-def test_beyond_the_last_action_a_walker_rests(model, real):
+def test_beyond_the_last_action_an_agent_rests(model, real):
     frames, actions = real
     still = np.concatenate([actions[:, :5], np.zeros((3, 3, 2), np.float32)], axis=1)
     np.testing.assert_array_equal(roll(model, 6, frames[:, :2], actions[:, :5]), roll(model, 6, frames[:, :2], still))

@@ -275,12 +275,12 @@ def test_an_interval_holds_the_value_though_repeats_lengthen_distances():
 
 @pytest.fixture(scope="module")
 def rolled(lpips):
-    """Roll-outs that are real for 16 frames and then stand still, their curves, and the stages that were told of."""
+    """Roll-outs that are real for 16 frames and then stand still, their curves, and the stages that were reported."""
     generated = textures(30, 32, seed=3)
     generated[:, 16:] = generated[:, 15:16]
-    told = []
-    found = scores.curves(generated, textures(60, 24, seed=4), lpips, 8, draws=20, progress=lambda *stage: told.append(stage))
-    return generated, found, told
+    stages = []
+    found = scores.curves(generated, textures(60, 24, seed=4), lpips, 8, draws=20, progress=lambda *stage: stages.append(stage))
+    return generated, found, stages
 
 
 def test_curves_see_where_roll_outs_stop(rolled):
@@ -322,9 +322,9 @@ def test_curves_agree_with_the_scores_of_single_windows(rolled, lpips):
 
 
 def test_curves_look_at_each_frame_once_and_tell_how_far_they_are(lpips, rolled):
-    _, _, told = rolled
-    assert {name for name, _, _ in told} == {"features of real clips", "features of generated clips", "scores"}
-    assert ("features of generated clips", 30, 30) in told
+    _, _, stages = rolled
+    assert {name for name, _, _ in stages} == {"features of real clips", "features of generated clips", "scores"}
+    assert ("features of generated clips", 30, 30) in stages
 
     class Counting(LPIPS):
         frames = 0

@@ -87,12 +87,12 @@ def test_a_clip_is_the_recorded_one():
 
 
 @pytest.mark.parametrize("world", [SMALL, Voxels(px=16, size=48, turn=30.0, speed=1.0)])
-def test_a_walker_led_by_the_actions_of_a_clip_sees_its_frames(world):
-    clip, walker = world.clip(7, 40), world.enter(7)
-    assert (walker.look() == clip.frames[0]).all()
+def test_an_agent_under_the_actions_of_a_clip_sees_its_frames(world):
+    clip, agent = world.clip(7, 40), world.enter(7)
+    assert (agent.look() == clip.frames[0]).all()
     for t in range(1, 40):
-        assert (walker.step(clip.actions[t]) == clip.frames[t]).all()
-        assert (walker.pose == clip.poses[t]).all()
+        assert (agent.step(clip.actions[t]) == clip.frames[t]).all()
+        assert (agent.pose == clip.poses[t]).all()
 
 
 def test_poses_follow_the_actions():
@@ -124,14 +124,14 @@ def test_a_walk_gets_around_and_is_never_in_a_block_or_in_water(seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_the_user_does_the_walker_is_never_in_a_block(seed):
+def test_whatever_the_user_does_the_agent_is_never_in_a_block(seed):
     world, rng = Voxels(px=8, size=40, speed=0.9, turn=40.0), np.random.default_rng(seed)
-    walker = world.enter(seed)
+    agent = world.enter(seed)
     actions = np.stack([rng.uniform(0, 2, 400), rng.normal(0, 0.5, 400)], 1)
-    for x, y, z, _ in walked(walker.place, walker.pose, actions, world):
-        assert block_at(walker.place, x, y, z) == AIR
+    for x, y, z, _ in walked(agent.place, agent.pose, actions, world):
+        assert block_at(agent.place, x, y, z) == AIR
         for dx, dy in ((0.29, 0.29), (0.29, -0.29), (-0.29, 0.29), (-0.29, -0.29)):
-            assert walker.place.free[math.floor(x + dx) % 40, math.floor(y + dy) % 40], "the body keeps the eye off trees and water"
+            assert agent.place.free[math.floor(x + dx) % 40, math.floor(y + dy) % 40], "the body keeps the eye off trees and water"
 
 
 def test_nobody_walks_through_a_wall_but_slides_along_it():
@@ -156,7 +156,7 @@ def test_a_step_of_one_block_is_climbed_and_one_of_two_is_not(height, reached):
     assert (back[-1, 0] < 9) == reached, "and down as up"
 
 
-def test_water_stops_a_walker():
+def test_water_stops_an_agent():
     blocks = meadow().blocks
     blocks[10:, :, 4] = WATER
     assert walked(landed(blocks), pose(8, 5.5, 5 + EYE, 0), [(1, 0)] * 20)[-1, 0] <= 9.7
@@ -182,7 +182,7 @@ def test_every_ray_goes_through_air_and_ends_at_a_block(seed):
                     behind = np.floor(place[:3] + (end + 1e-6) * direction).astype(int)
                     face = landscape._face(behind[0] % 32, behind[1] % 32, behind[2], 0, 0)
                     assert land.blocks[behind[0] % 32, behind[1] % 32, behind[2]] != AIR
-                    assert face >> 3 == hit >> 3, "the block that is painted is the one that is hit"
+                    assert face >> 3 == hit >> 3, "the block that is drawn is the one that is hit"
 
 
 def test_what_is_seen_is_where_it_stands():
@@ -201,10 +201,10 @@ def test_what_is_seen_is_where_it_stands():
 
 
 def test_the_landscape_repeats():
-    walker = SMALL.enter(2)
+    agent = SMALL.enter(2)
     for shift in ((32, 0), (0, -32), (-64, 96)):
-        moved = walker.pose + pose(*shift, 0, 0)
-        assert (film(walker.place, moved[None], 16)[0] == walker.look()).mean() > 0.98
+        moved = agent.pose + pose(*shift, 0, 0)
+        assert (film(agent.place, moved[None], 16)[0] == agent.look()).mean() > 0.98
 
 
 def test_pictures_differ_within_themselves_and_over_time():
