@@ -52,7 +52,7 @@ def imitation() -> Experiment:
 def pusht() -> Experiment:
     """Push-T from states, the low-dimensional set as an npz.
 
-    A single state is all there is to know, so the agent has no memory; with memory the score is lower (docs/results.md).
+    A single state is all there is to know, so the agent has no memory; with memory the score is lower (docs/results/imitation.md).
     """
     task = Imitation(
         Pushing(Path("pusht.npz")), chunk=8, offsets=8, window=1, mirror=True,
