@@ -1,10 +1,10 @@
-"""What each choice of the paper is worth on video: one figure an ablation, from trainings that differ in nothing else.
+"""What each choice of the paper contributes on video: one figure an ablation, from trainings that differ in nothing else.
 
     python benchmarks/ablations.py                     all of them, about two hours on one core
     python benchmarks/ablations.py --only weight       loss weights alone
     python benchmarks/ablations.py --only stabilization --run runs/labyrinth     of a trained run, without a training
 
-A training that is there already is used, an interrupted one goes on. Models are judged as `dforce eval` judges them, at several steps.
+Finished trainings are reused, interrupted ones resumed. Models are measured as by `dforce eval`, at several steps.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ Change = Callable[[Experiment], Experiment]
 Row = dict[str, float]
 SCORES = ("first token PSNR", "error of x0", "video-FD last window")
 LATE = ("video-FD first window", "video-FD last window", "late motion over real")
-"""Where tokens are not of as many frames: their first one and the error within one do not compare."""
+"""Scores that compare where tokens have different numbers of frames."""
 STABLE = (0, 20, 100, 300)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train what differs in one choice, and draw a figure of each."""
+    """Train models that differ in one choice, and draw a figure of each choice."""
 
     only: str = ""
     """Only ablations whose name contains this: weight, target, stack, levels, stabilization."""
     steps: int = 1500
-    """Of each training."""
+    """Steps of each training."""
     points: int = 3
-    """At how many steps of these, evenly, models are judged."""
+    """Number of evenly spaced steps at which models are measured."""
     px: int = 32
     """Height and width of frames."""
     clips: int = 6000
     """Clips to train on."""
     samples: int = 20
-    """Roll-outs to judge by."""
+    """Roll-outs of each measurement."""
     length: int = 200
     """Frames of each."""
     seed: int = 0
     threads: int | None = 1
     run: Path | None = None
-    """Of stabilization: a trained run to roll out; None: this one's first."""
+    """For stabilization: a trained run to roll out; None: the base training."""
     out: Path = Path("runs/ablations")
     """Folder of trainings, scores and figures."""
 
@@ -75,7 +75,7 @@ def draw(name: str) -> Change:
 
 
 def single(e: Experiment) -> Experiment:
-    """A frame a token: as many tokens a step and frames a window and in memory as with four."""
+    """One frame a token, with as many tokens a step, and frames a window and in memory, as with four."""
     assert isinstance(e.task, Video)
     stack, task = e.task.stack, e.task
     rollout = replace(task.rollout, prefix=task.rollout.prefix * stack, clip_tokens=task.rollout.clip_tokens * stack)
@@ -88,7 +88,7 @@ ABLATIONS: dict[str, dict[str, Change]] = {
     "weight": {"none": model(), "min-SNR": model(weight="min_snr"), "fused SNR": model(weight="fused_snr")},
     "target": {"v": model(), "x0": model(parameterization="x0")},
     "stack": {"4 frames a token": model(), "1 frame a token": single},
-    "levels": {"independent + continued": model(), "independent": draw("independent"), "noisy_context": draw("noisy_context")},
+    "levels": {"independent + noisy prefix": model(), "independent": draw("independent"), "noisy context": draw("noisy_context")},
 }
 
 
@@ -108,7 +108,7 @@ def base(options: Options) -> Experiment:
 
 
 def trained(change: Change, options: Options) -> tuple[Video, Path]:
-    """The task and folder of a training, made if it is not there. Equal experiments share one."""
+    """The task and folder of a training, which is run if it is not finished. Equal experiments share one."""
     experiment = change(base(options))
     assert isinstance(experiment.task, Video)
     folder = options.out / _name(experiment)
@@ -120,36 +120,36 @@ def trained(change: Change, options: Options) -> tuple[Video, Path]:
 
 
 def _name(e: Experiment) -> str:
-    """Of all that options and ablations change."""
+    """A folder's name, of all that options and ablations change."""
     assert isinstance(e.task, Video)
     size = f"{e.task.world.px}px-{e.task.clips}clips-stack{e.task.stack}"
     trained = f"{e.train.steps}by{e.train.validate_every}-seed{e.train.seed}"
     return f"{size}-{e.model.parameterization}-{e.model.weight}-{e.objective.draw}-{trained}"
 
 
-def judged(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:
-    """Scores by name, kept beside the model."""
-    asked = {"samples": samples, "length": task.length, "stabilization": task.context.stabilization}
-    file = folder / f"scores-{'-'.join(map(str, asked.values()))}.json"
+def measured(task: Video, folder: Path, net: DiffusionForcing, samples: int, progress: Progress) -> Row:
+    """Scores by name, cached beside the model."""
+    settings = {"samples": samples, "length": task.length, "stabilization": task.context.stabilization}
+    file = folder / f"scores-{'-'.join(map(str, settings.values()))}.json"
     if file.exists():
         return json.loads(file.read_text())  # type: ignore[no-any-return]
     folder.mkdir(parents=True, exist_ok=True)
-    found = task.evaluate(net, folder, samples=samples, seed=0, progress=progress).metrics
-    found["error of x0"] = error(task, net)
-    file.write_text(json.dumps(found, indent=2) + "\n")
-    return found
+    scores = task.evaluate(net, folder, samples=samples, seed=0, progress=progress).metrics
+    scores["error of x0"] = error(task, net)
+    file.write_text(json.dumps(scores, indent=2) + "\n")
+    return scores
 
 
 @torch.no_grad()
 def error(task: Video, net: DiffusionForcing, number: int = 64) -> float:
-    """Squared error of the predicted pixels of a noisy token whose past is clean, mean over ten levels: one ruler for all losses."""
+    """Squared error of the predicted pixels of a noisy token whose past is clean, mean over ten levels: one measure for all losses."""
     frames, actions = task.test_clips(number, 36, part="real")
     codec, top = net.codec, net.schedule.levels
     tokens = codec.encode(torch.as_tensor(frames).float() / 255)  # type: ignore[union-attr, operator]
     cond = task.rollout_cond(actions, tokens.shape[1])
     generator = Generator().manual_seed(0)
     before = 16 // task.stack
-    wrong = []
+    errors = []
     for level in torch.linspace(0.1 * top, top, 10).round().long():
         clean = tokens[:, : before + 1]
         k = torch.zeros(clean.shape[:2], dtype=torch.long)
@@ -157,32 +157,32 @@ def error(task: Video, net: DiffusionForcing, number: int = 64) -> float:
         noise = torch.randn(clean.shape, generator=generator)
         noisy = torch.cat([clean[:, :-1], net.schedule.add_noise(clean, k, noise)[:, -1:]], dim=1)
         guess = net.predict(noisy, k, None if cond is None else cond[:, : before + 1]).x0[:, -1:]
-        seen = codec.decode(guess)  # type: ignore[union-attr, operator]
-        wrong.append(float(((seen - torch.as_tensor(frames[:, 16 : 16 + task.stack]).float() / 255) ** 2).mean()))
-    return float(np.mean(wrong))
+        frames_of_guess = codec.decode(guess)  # type: ignore[union-attr, operator]
+        errors.append(float(((frames_of_guess - torch.as_tensor(frames[:, 16 : 16 + task.stack]).float() / 255) ** 2).mean()))
+    return float(np.mean(errors))
 
 
 def over_steps(name: str, variants: dict[str, Change], options: Options, progress: Progress) -> dict[str, dict[int, Row]]:
-    """Trains and judges each variant, draws the figure."""
-    found: dict[str, dict[int, Row]] = {}
+    """Train and measure each variant, and draw the figure."""
+    rows_of: dict[str, dict[int, Row]] = {}
     for title, change in variants.items():
         task, folder = trained(change, options)
-        found[title] = {
-            int(kept.name): judged(task, kept, DiffusionForcing.from_pretrained(kept).eval(), options.samples, progress)
-            for kept in sorted((folder / "kept").iterdir())
+        rows_of[title] = {
+            int(step.name): measured(task, step, DiffusionForcing.from_pretrained(step).eval(), options.samples, progress)
+            for step in sorted((folder / "kept").iterdir())
         }
     with figure(options.out / f"ablation_{name}.png", 11, 3.4) as fig:
         shown = LATE if name == "stack" else SCORES
         for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
-            for colour, (title, rows) in zip(COLOURS, found.items(), strict=False):
+            for colour, (title, rows) in zip(COLOURS, rows_of.items(), strict=False):
                 ax.plot(list(rows), [row.get(score, math.nan) for row in rows.values()], color=colour, marker="o", label=title)
             ax.set(title=score, xlabel="step")
         fig.axes[0].legend(frameon=False)
-    return found
+    return rows_of
 
 
 def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]]:
-    """One trained model rolled out with its own frames counting as more or less noisy."""
+    """One trained model, rolled out at several stabilization levels."""
     if options.run is None:
         task, folder = trained(model(), options)
         net = DiffusionForcing.from_pretrained(folder / "model")
@@ -193,17 +193,17 @@ def stabilized(options: Options, progress: Progress) -> dict[str, dict[int, Row]
     rows = {}
     for level in STABLE:
         one = replace(task, context=replace(task.context, stabilization=level), sampler=replace(task.sampler, steps=10))
-        rows[level] = judged(one, folder / f"stabilization{level}", net.eval(), options.samples, progress)
+        rows[level] = measured(one, folder / f"stabilization{level}", net.eval(), options.samples, progress)
     with figure(options.out / "ablation_stabilization.png", 11, 3.4) as fig:
         shown = LATE
         for ax, score in zip(fig.subplots(1, len(shown)), shown, strict=True):
             ax.plot([str(level) for level in rows], [row.get(score, math.nan) for row in rows.values()], color=COLOURS[0], marker="o")
-            ax.set(title=score, xlabel="level of what was generated, of 1,000", ylim=(0, None))
+            ax.set(title=score, xlabel="stabilization level, of 1,000", ylim=(0, None))
     return {"stabilization": rows}
 
 
 def main(options: Options) -> None:
-    """Runs what was asked for, prints a table of each."""
+    """Run the ablations that were chosen, and print a table of each."""
     known = (*ABLATIONS, "stabilization")
     if not any(options.only in name for name in known):
         sys.exit(f"there are ablations of {', '.join(known)}; --only {options.only} is in none of these names")
@@ -211,9 +211,9 @@ def main(options: Options) -> None:
         tables = {name: over_steps(name, variants, options, progress) for name, variants in ABLATIONS.items() if options.only in name}
         if options.only in "stabilization":
             tables["stabilization"] = stabilized(options, progress)
-    for name, found in tables.items():
+    for name, rows_of in tables.items():
         print(f"\n{name}")
-        for title, rows in found.items():
+        for title, rows in rows_of.items():
             for at, row in rows.items():
                 print(f"  {title:24} {at:6}  " + "  ".join(f"{score} {row.get(score, math.nan):.4g}" for score in (*SCORES, *LATE[::2])))
 

@@ -41,10 +41,12 @@ from diffusion_forcing.engine import recipes
 from diffusion_forcing.engine.optim import build
 from diffusion_forcing.imitation.agent import ImitationAgent
 from diffusion_forcing.imitation.tokens import ModalityTokens
-from diffusion_forcing.sampling import Sampler
+from diffusion_forcing.sampling import Context, Sampler
+from diffusion_forcing.schedule import expand
 from diffusion_forcing.video.codec import Patches
 
 WIDTH = 16
+CONTEXT = Context(stabilization=20)
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ def backbones() -> dict[str, tuple[nn.Module, int, int]]:
 
 
 def model_of(backbone: nn.Module) -> DiffusionForcing:
-    return DiffusionForcing(stirred(backbone), NoiseSchedule(cosine()))
+    return DiffusionForcing(randomised(backbone), NoiseSchedule(cosine()))
 
 
-def stirred(backbone: nn.Module) -> nn.Module:
-    """Layers that start at zero would make some of the work trivial."""
+def randomised(backbone: nn.Module) -> nn.Module:
+    """A network of random weights: layers that start at zero would make some of the work trivial."""
     for p in backbone.parameters():
         nn.init.normal_(p, std=0.02)
     return backbone
@@ -161,7 +163,8 @@ def wavefront(options: Options) -> list[dict]:
                     token = now[:, t : t + 1]
                     level = k[t : t + 1].expand(1, 1)
                     out, state = rnn(token, level, cond, state)
-                    pred = model._prediction(out, token, level)
+                    alpha, sigma = (expand(amplitude(level), token) for amplitude in (model.schedule.alpha, model.schedule.sigma))
+                    pred = model.prediction_from(out, token, alpha, sigma)
                     now[:, t : t + 1] = ddim_step(model.schedule, token, pred, k[t : t + 1], k_next[t : t + 1])
             return now
 
@@ -180,7 +183,7 @@ def cache(options: Options) -> list[dict]:
     one = full_sequence(1, schedule.ladder(20))
 
     def cached() -> None:
-        for _ in stream(model, one, length, batch=1):
+        for _ in stream(model, one, length):
             pass
 
     @torch.no_grad()
@@ -208,7 +211,7 @@ def rollouts(options: Options) -> list[dict]:
         model = model_of(backbone).eval()
         matrix = pyramid(10, model.schedule.ladder(5))
         times = [time.perf_counter()]
-        times += [time.perf_counter() for _ in stream(model, matrix, 10_000, batch=1)]
+        times += [time.perf_counter() for _ in stream(model, matrix, 10_000)]
         spent = torch.tensor([after - before for before, after in itertools.pairwise(times)])
         # Windows of ten tokens; the first is a warm-up.
         early, late = spent[1:11].median() / 10, spent[-10:].median() / 10
@@ -219,44 +222,44 @@ def rollouts(options: Options) -> list[dict]:
 def video(options: Options) -> list[dict]:
     """Frames a second of the recipe `labyrinth` (64 px, four frames a token), and what 2,000 of them cost in memory.
 
-    `ready`: how much sooner a token is denoised if its past is worked out once, not at each step; `compiled`: and how much sooner than
-    that if torch.compile has made the pass over it.
+    plain over prefilled: how much faster a token is denoised if its context is prefilled once instead of read at each step; compiled over
+    prefilled: and how much faster than that with the decode step compiled.
     """
     rows = []
     for batch in (1, 8):
         codec = Patches.fit(torch.rand(8, 8, 64, 64, 3))
         model = model_of(recipes.build("labyrinth").model.backbone.build((64, 8, 8), 8, 1000, codec)).eval()
-        ratio = _plain_over_ready(model, batch, options.repeats)
+        ratio = _plain_over_prefilled(model, batch, options.repeats)
         for steps, tokens in ((20, 500 if batch == 1 else 60), (10, 60)):
             matrix = full_sequence(1, model.schedule.ladder(steps))
             times, peaks = [time.perf_counter()], []
-            for _ in stream(model, matrix, tokens, None, torch.zeros(batch, tokens, 8), stabilization=20):
+            for _ in stream(model, matrix, tokens, None, torch.zeros(batch, tokens, 8), past=CONTEXT):
                 times.append(time.perf_counter())
                 peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # MB
             spent = torch.tensor([after - before for before, after in itertools.pairwise(times)])
             early, late = spent[5:25].median(), spent[-20:].median()
             rows.append({"what": f"labyrinth, batch {batch}, {steps} steps", "frames_per_second": 4 * batch / float(spent.median()),
                          "late_over_early": float(late / early), "megabytes_grown": peaks[-1] - peaks[20],
-                         "plain_over_ready": ratio})  # fmt: skip
-        model.backbone.compile_next()  # type: ignore[operator]
+                         "plain_over_prefilled": ratio})  # fmt: skip
+        model.backbone.compile_decode_step()  # type: ignore[operator]
         matrix = full_sequence(1, model.schedule.ladder(20))
         times = []
-        for _ in stream(model, matrix, 60, None, torch.zeros(batch, 60, 8), stabilization=20):
+        for _ in stream(model, matrix, 60, None, torch.zeros(batch, 60, 8), past=CONTEXT):
             times.append(time.perf_counter())
         spent = torch.tensor([after - before for before, after in itertools.pairwise(times)])[5:]
         fast = 4 * batch / float(spent.median())
         rows.append({"what": f"labyrinth, batch {batch}, 20 steps, compiled", "frames_per_second": fast,
-                     "compiled_over_ready": fast / rows[-2]["frames_per_second"]})  # fmt: skip
+                     "compiled_over_prefilled": fast / rows[-2]["frames_per_second"]})  # fmt: skip
     return rows
 
 
 @torch.no_grad()
-def _plain_over_ready(model: DiffusionForcing, batch: int, repeats: int) -> float:
+def _plain_over_prefilled(model: DiffusionForcing, batch: int, repeats: int) -> float:
     x, k, cond = torch.randn(batch, 1, 64, 8, 8), torch.full((batch, 1), 500), torch.zeros(batch, 1, 8)
     state = model.absorb(x.expand(-1, 10, -1, -1, -1), cond.expand(-1, 10, -1))
-    ready = model.backbone.ready(x, state, cond)  # type: ignore[operator, union-attr]
-    plain, sooner = (best(lambda s=s: [model.predict(x, k, cond, s) for _ in range(5)], repeats) for s in (state, ready))
-    return plain / sooner
+    prefilled = model.backbone.prefill(x, state, cond)  # type: ignore[operator, union-attr]
+    plain, faster = (best(lambda s=s: [model.predict(x, k, cond, s) for _ in range(5)], repeats) for s in (state, prefilled))
+    return plain / faster
 
 
 def imitation(options: Options) -> list[dict]:
@@ -264,7 +267,7 @@ def imitation(options: Options) -> list[dict]:
     shapes = {"actions": (15, 7), "state": (64,)}
     codec = ModalityTokens(shapes, {"actions": 48, "state": 64})
     model = recipes.build("swap").model.build((64,), codec.cond_width, codec)
-    stirred(model.backbone)  # type: ignore[arg-type]
+    randomised(model.backbone)  # type: ignore[arg-type]
     rows = []
     for robots, steps in itertools.product((1, 10), (5, 10, 20)):
         agent = ImitationAgent(model, Sampler(steps=steps))
@@ -295,22 +298,22 @@ def main() -> None:
     torch.manual_seed(0)
     console = Console()
     console.print(f"matrix products reach {peak() / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads, torch {torch.__version__}")
-    found: dict[str, list[dict]] = {}
+    results: dict[str, list[dict]] = {}
     for section in (imports, training, sampling, wavefront, cache, rollouts, video, imitation):
         if options.only not in section.__name__:
             continue
-        found[section.__name__] = rows = section(options)
+        results[section.__name__] = rows = section(options)
         table = Table(
             *(name.replace("_", " ") for name in rows[0]), title=section.__name__, title_justify="left", box=None, padding=(0, 3, 0, 0)
         )
         for row in rows:
-            table.add_row(*(_said(name, value) for name, value in row.items()))
+            table.add_row(*(_formatted(name, value) for name, value in row.items()))
         console.print(table, "")
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def _said(name: str, value: object) -> str:
+def _formatted(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     assert isinstance(value, float)

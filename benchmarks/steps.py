@@ -1,4 +1,4 @@
-"""What a robot gains from more denoising steps: success and time of a chunk, one figure.
+"""Success and time of a chunk of the swap against the number of denoising steps, one figure.
 
 python benchmarks/steps.py runs/swap                        a trained run in its world, 50 episodes for each number of steps
 python benchmarks/steps.py swap --episodes 20               the pretrained model
@@ -22,16 +22,16 @@ from diffusion_forcing.imitation.task import Imitation
 
 @dataclass(frozen=True)
 class Options:
-    """Try a swap model with several numbers of denoising steps, in the same episodes."""
+    """Evaluate a swap model with several numbers of denoising steps, in the same episodes."""
 
     run: tyro.conf.Positional[Path]
     """A run's folder, or the name of a pretrained model."""
     steps: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     """Denoising steps of a chunk of actions."""
     episodes: int = 50
-    """For each of these."""
+    """Episodes for each number of steps."""
     seed: int = 0
-    """Of the episodes."""
+    """Seed of the episodes."""
     out: Path = Path("runs/steps.png")
     """The figure."""
 
@@ -41,14 +41,14 @@ def main(options: Options) -> None:
     experiment, model = load_run(run_folder(options.run))
     task = experiment.task
     if not isinstance(task, Imitation) or not isinstance(task.world, Swapping):
-        raise ValueError(f"{name} is no run of the swap, whose episodes succeed or fail")
+        raise ValueError(f"{name} is not a run of the swap")
     world = replace(task.world, trials=("clean",))
     rows = []
     with progress_bar() as progress:
         for steps in options.steps:
-            tried = replace(task, world=world, sampler=replace(task.sampler, steps=steps))
+            varied = replace(task, world=world, sampler=replace(task.sampler, steps=steps))
             folder = _films(options.out)
-            metrics = tried.evaluate(model, folder, samples=options.episodes, seed=options.seed, progress=progress).metrics
+            metrics = varied.evaluate(model, folder, samples=options.episodes, seed=options.seed, progress=progress).metrics
             rows.append((steps, metrics["clean"], metrics["milliseconds a chunk"]))
             print(f"{steps:3d} steps: {metrics['clean']:.0%} of {options.episodes}, {rows[-1][2]:.0f} ms a chunk", flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def main(options: Options) -> None:
 
 
 def _films(out: Path) -> Path:
-    """Beside the runs, not beside the picture, which may be one of the docs."""
+    """A folder for films, beside the runs: the figure may be one of the docs."""
     folder = Path("runs") / out.stem
     folder.mkdir(parents=True, exist_ok=True)
     return folder

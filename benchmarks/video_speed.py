@@ -1,4 +1,4 @@
-"""Frames a second of a video model as it is used, drawing included: one roll-out, the same compiled, and eight at once.
+"""Frames a second of a video model, decoding included: one roll-out, the same compiled, and eight at once.
 
 python benchmarks/video_speed.py labyrinth                  the pretrained model
 python benchmarks/video_speed.py runs/labyrinth --steps 20 --threads 1
@@ -31,7 +31,7 @@ class Options:
     steps: tuple[int, ...] = (20, 10)
     """Denoising steps a token."""
     tokens: int = 30
-    """Tokens whose times are taken, after four that are not."""
+    """Tokens that are timed, after four that are not."""
     threads: int | None = None
     """Of torch; its own choice if not given."""
 
@@ -43,17 +43,17 @@ def main(options: Options) -> None:
     folder = run_folder(options.run)
     task = load_run(folder)[0].task
     if not isinstance(task, Video):
-        raise ValueError(f"{name} is no run of video")
+        raise ValueError(f"{name} is not a run of a video task")
     context, length = task.context_frames, (options.tokens + 4) * task.stack
     frames, actions = task.test_clips(8, context + length)
     for steps in options.steps:
         first = 0.0
         for way, (number, compiled) in WAYS.items():
-            model = load_run(folder)[1]  # afresh: what was compiled stays so
+            model = load_run(folder)[1]  # loaded again: a compiled model stays compiled
             rollout = replace(task.rollout, actions="clip", compile=compiled)
-            tried = replace(task, sampler=replace(task.sampler, steps=steps), rollout=rollout)
+            varied = replace(task, sampler=replace(task.sampler, steps=steps), rollout=rollout)
             generator = Generator().manual_seed(0)
-            stream = tried.roll_out(model, length, frames[:number, :context], actions[:number], generator=generator)
+            stream = varied.roll_out(model, length, frames[:number, :context], actions[:number], generator=generator)
             ends = [time.perf_counter() for _ in stream]
             rate = number * task.stack / float(np.median(np.diff(ends)[3:]))
             first = first or rate

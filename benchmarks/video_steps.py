@@ -1,4 +1,4 @@
-"""What a video model gains from more denoising steps: first token, distance to real clips and frames a second, one figure.
+"""Quality and speed of a video model against the number of denoising steps, one figure.
 
 python benchmarks/video_steps.py labyrinth                  the pretrained model, 16 roll-outs of 96 frames for each number of steps
 python benchmarks/video_steps.py runs/labyrinth --samples 32 --length 200
@@ -41,20 +41,20 @@ def main(options: Options) -> None:
     name = str(options.run)
     experiment, model = load_run(run_folder(options.run))
     if not isinstance(experiment.task, Video):
-        raise ValueError(f"{name} is no run of video")
+        raise ValueError(f"{name} is not a run of a video task")
     rows = []
     with progress_bar() as progress:
         task = replace(experiment.task, length=options.length)
         real = task.reference_clips(progress)
         replace(task, length=task.stack).generate(model, options.samples, options.seed, progress)  # clips are drawn before time is taken
         for steps in options.steps:
-            tried = replace(task, sampler=replace(task.sampler, steps=steps))
-            begun = time.monotonic()
-            made, truth, context = tried.generate(model, options.samples, options.seed, progress)
-            rate = len(made) * options.length / (time.monotonic() - begun)
-            scores, _ = score_rollouts(made, truth, real, context, task.stack, task.window_frames, progress)
+            varied = replace(task, sampler=replace(task.sampler, steps=steps))
+            began = time.monotonic()
+            generated, truth, context = varied.generate(model, options.samples, options.seed, progress)
+            rate = len(generated) * options.length / (time.monotonic() - began)
+            scores, _ = score_rollouts(generated, truth, real, context, task.stack, task.window_frames, progress)
             if not {"first token PSNR", "first token LPIPS", "video-FD last window"} <= scores.keys():
-                raise ValueError("roll-outs have no context, are too short or too few to be judged")
+                raise ValueError("roll-outs have no context, are too short or too few for these scores")
             rows.append((steps, scores["first token PSNR"], scores["first token LPIPS"], scores["video-FD last window"], rate))
             print("{:3d} steps: first token {:.2f} dB, LPIPS {:.3f}; video-FD of the last window {:.2f}; {:.0f} frames/s".format(*rows[-1]),
                   flush=True)  # fmt: skip

@@ -29,7 +29,7 @@ def my_array(number: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Circles(Task):
-    """What `train` needs to know of the data: encoded windows, and the codec that made them."""
+    """What `train` needs: encoded windows, and the codec that encoded them."""
 
     def data(self) -> TaskData:
         codec = Normalize.fit(my_array(1000, seed=0))

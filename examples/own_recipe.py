@@ -68,7 +68,7 @@ class Springs(Task):
         return Evaluation(
             {f"mae/{name.replace(' ', '_')}": value for name, value in error.items()},
             (Table(f"Error of {samples:,} forecasts", ("forecast by", "mean absolute error"), rows),),
-            {"springs.png": "Three springs: what was seen and what followed (lines), what was forecast (dots)."},
+            {"springs.png": "Three springs: truth (lines) and forecast (dots)."},
         )
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
