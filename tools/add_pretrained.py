@@ -17,7 +17,7 @@ from diffusion_forcing.engine.pretrained import PRETRAINED
 
 MAX_BYTES = 8 * 2**20
 """Limit of a model's weights: the wheel holds all of them."""
-HALF = ("backbone.", "codec.painter.")
+HALF = ("backbone.", "codec.decoder.")
 """Weights under these names are stored in half precision; schedules, scales and constraints stay in full."""
 
 
