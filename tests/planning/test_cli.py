@@ -59,7 +59,7 @@ def output_of(capsys):
 
 def test_data_made_in_memory_need_no_preparing(here, capsys):
     assert dforce("data", "composition") == 0
-    assert "composition makes its data in a moment, whenever it needs them" in output_of(capsys)[0]
+    assert "composition makes its data within seconds, whenever it needs them" in output_of(capsys)[0]
     assert not (here / "cache").exists()
 
 
