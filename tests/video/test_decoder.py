@@ -13,6 +13,8 @@ from diffusion_forcing.backbones import SpaceTimeConfig
 from diffusion_forcing.engine.config import ModelConfig, replace
 from diffusion_forcing.engine.media import to_floats
 from diffusion_forcing.engine.train import train
+from diffusion_forcing.sampling import Sampler
+from diffusion_forcing.solver import amplitudes, solver_step
 from diffusion_forcing.video.codec import Decoder, Patches, PatchesWithDecoder, Pixels
 from diffusion_forcing.video.decoder import DecoderNoise, DecoderObjective, StreamingDecoder, warp_frames
 from diffusion_forcing.video.lpips import LPIPS
@@ -223,6 +225,24 @@ def test_clean_tokens_are_denoised_to_themselves(model):
     mixed = torch.full_like(k, 1000)
     mixed[:, :-1] = 300
     torch.testing.assert_close(objective.denoised(model, tokens, mixed, cond, noise)[:, -1], denoised[:, -1])
+
+
+def test_several_steps_denoise_as_sampling_does(model):
+    x, k, cond = batch(model)
+    objective, _ = decoding(randomised_backbone(model), max_level=0.5, steps=3)
+    tokens, noise = model.codec.encode(Pixels(2).decode(x)), torch.randn(x.shape, generator=seeded(2))
+    torch.testing.assert_close(objective.denoised(model, tokens, torch.zeros_like(k), cond, noise), tokens, atol=1e-5, rtol=0)
+    k = torch.full_like(k, 600)
+    denoised = objective.denoised(model, tokens, k, cond, noise)
+    # the first token has no past: it is sampled as usual, from level 300 in rungs of 100
+    x = model.schedule.add_noise(tokens, k // 2, noise.flatten(2)[:, :, : tokens[0, 0].numel()].view_as(tokens))[:, :1]
+    for level in (300, 200, 100):
+        prediction = model.predict(x, torch.full_like(k[:, :1], level), cond[:, :1])
+        rung = amplitudes(model.schedule, *(torch.full_like(k[:, :1], one) for one in (level, level - 100)), x)
+        x = solver_step(x, prediction, rung, Sampler(solver="euler_angle"))
+    torch.testing.assert_close(denoised[:, :1], x)
+    single = dataclasses.replace(objective, steps=1)
+    assert (single.denoised(model, tokens, k, cond, noise) - denoised).abs().max() > 0.01
 
 
 def randomised_backbone(model):
