@@ -1,4 +1,4 @@
-"""Checkpoints of a training: one safetensors file, put in place in one move. No pickle on the way in or out."""
+"""Checkpoints of a training: one safetensors file, written atomically and without pickle."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def collect(modules: dict[str, nn.Module], optimizers: list[Optimizer]) -> dict[
 
 
 def save(folder: Path, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
-    """Write a checkpoint; whoever reads sees the old one or the new one, never half of it."""
+    """Write a checkpoint. A reader gets the old one or the new one, never a part of it."""
     metadata = {"training": json.dumps(scalars)}
     write_atomically(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata=metadata))
 
 
 def exists(folder: Path) -> bool:
-    """Whether there is a checkpoint to go on from."""
+    """Whether there is a checkpoint to resume from."""
     return (folder / CHECKPOINT).exists()
 
 
@@ -49,7 +49,7 @@ def load(folder: Path, modules: dict[str, nn.Module], optimizers: list[Optimizer
         with safe_open(path, framework="pt") as file:
             scalars = json.loads((file.metadata() or {})["training"])
     except (ValueError, KeyError) as error:
-        raise ValueError(f"cannot go on from {path}: {error} Delete it to start this run again from step 0.") from error
+        raise ValueError(f"cannot resume from {path}: {error} Delete it to start this run again from step 0.") from error
     try:
         for name, module in modules.items():
             fill(module, tensors, f"{name}.")

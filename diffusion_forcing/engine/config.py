@@ -118,8 +118,7 @@ class TrainConfig:
     ema: float = 0.998
     """Decay of the moving average of the weights, which is what is evaluated and saved."""
     init: str | None = None
-    """Begin with the weights of a run (its folder) or of a pretrained model (its name): fine-tuning. Tokens are then encoded by that
-    model's codec."""
+    """Fine-tune a run (its folder) or a pretrained model (its name): begin with its weights, in tokens of its codec."""
     seed: int = 0
     """Seed of the weights and of everything drawn."""
     validate_every: int = 200

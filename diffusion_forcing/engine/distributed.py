@@ -147,5 +147,5 @@ def shard(model: nn.Module, processes: Distributed) -> None:
     mesh = init_device_mesh(processes.device.type, (processes.size,))
     for block in traits_of(model.backbone).blocks:
         fully_shard(block, mesh=mesh)
-    # The root too: torch leaves it gathered after a forward without backward, as in validation, and the average could not go on.
+    # The root too: torch leaves it gathered after a forward without backward, as in validation, and the average could not be updated.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)

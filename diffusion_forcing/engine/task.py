@@ -14,7 +14,7 @@ from ..preconditioning import LinearConstraint, WienerSmoother
 from ..windows import Source
 
 Progress = Callable[[str, int, int], None]
-"""Called as work goes on: what is done, how much of it, of how much."""
+"""Called as work proceeds, with what it is, how much is done, and of how much: progress("episodes", 3, 100)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ class Task(Protocol):
 
     def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
         """As data, in the tokens of a trained model's codec (--train.init). raw: what the codec encodes, to train a decoder."""
-        raise ValueError(f"{type(self).__name__} cannot go on from another model: how its data become tokens is worked out anew each time")
+        raise ValueError(
+            f"{type(self).__name__} cannot train from another model, since it fits a codec of its own; leave out --train.init"
+        )
 
     def supports_device(self, device: str) -> bool:
         """Whether its models can be evaluated and sampled on such a device."""

@@ -67,7 +67,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
                 began = time.monotonic()
                 whole = _run_stage(stage, model, data, config, dist, lambda: dist.any(interrupt.requested), quiet=quiet or not dist.main)
                 elapsed += dist.first(time.monotonic() - began)
-                if not whole:  # nothing is learned yet that is worth keeping: the same command begins anew
+                if not whole:  # stages are not saved: the same command starts again
                     return Result("interrupted", 0, math.nan, math.nan, elapsed / 60)
         describe(model)  # what cannot be saved at the end is refused at the start
         trainer = Trainer(model, data.train, experiment.objective, config, dist)

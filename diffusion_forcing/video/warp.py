@@ -41,6 +41,8 @@ class VideoDenoising(Denoising):
     warp_steps: int = 800
     """Steps in which the flow warp (--model.backbone.warp) is trained alone, before the rest. 0: it is trained with the rest only."""
 
+    main_options = ("draw", "self_context")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.warp_steps < 0:

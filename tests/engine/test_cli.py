@@ -32,7 +32,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys):
+def output_of(capsys):
     """Output and errors since last asked, without line breaks and frames."""
     return tuple(flat(re.sub(r"(?m)^[│|╭╰+] | [│|╮╯+]$", " ", text)) for text in capsys.readouterr())
 
@@ -43,14 +43,14 @@ def said(capsys):
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_help_shows_each_command_and_a_first_run(words, capsys):
     assert dforce(*words) == 0
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     for part in ("dforce list", "dforce train RECIPE", "dforce eval RUN", "dforce sample RUN", "dforce report RUN", "mymodule:myfunction"):
         assert part in out
 
 
 def test_help_says_where_options_go(capsys):
     dforce()
-    assert "dforce train RECIPE [options]" in said(capsys)[0]
+    assert "dforce train RECIPE [options]" in output_of(capsys)[0]
 
 
 def test_the_version_is_printed(capsys):
@@ -60,7 +60,7 @@ def test_the_version_is_printed(capsys):
 
 def test_list_shows_every_recipe_with_a_sentence(capsys):
     assert dforce("list") == 0
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     for name, recipe in RECIPES.items():
         assert name in out
         assert recipe.about.split()[0] in out
@@ -70,14 +70,14 @@ def test_list_shows_every_recipe_with_a_sentence(capsys):
 @pytest.mark.parametrize("words", [["train"], ["train", "--help"]])
 def test_train_without_a_recipe_lists_them(words, capsys):
     assert dforce(*words) == 0
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     assert "dforce train RECIPE" in out
     assert all(name in out for name in RECIPES)
 
 
 def test_train_help_shows_what_is_often_changed_and_help_all_everything(capsys):
     assert dforce("train", "composition", "--help") == 0
-    short, _ = said(capsys)
+    short, _ = output_of(capsys)
     for part in (
         "Trajectories that cross", "--train.steps", "Stop after so many steps", "--train.lr", "Peak learning rate of AdamW",
         "--model.backbone.hidden", "Width of the latent z", "--task.half", "Steps from a corner to the middle", "--fresh",
@@ -86,7 +86,7 @@ def test_train_help_shows_what_is_often_changed_and_help_all_everything(capsys):
         assert part in short
     assert "--train.clip-norm" not in short
     assert dforce("train", "composition", "--help-all") == 0
-    long, _ = said(capsys)
+    long, _ = output_of(capsys)
     for part in ("--train.steps", "--train.clip-norm", "--model.weight {uniform,min_snr,fused_snr}", "{linear,cosine,sigmoid}"):
         assert part in long
 
@@ -124,7 +124,7 @@ def test_options_shown_by_help_exist():
 @pytest.mark.parametrize("name", ["eval", "sample", "report"])
 def test_each_command_on_a_run_has_help(name, capsys):
     assert dforce(name, "--help") == 0
-    assert "The run's folder" in said(capsys)[0]
+    assert "The run's folder" in output_of(capsys)[0]
 
 
 def test_python_m_is_dforce():
@@ -160,33 +160,33 @@ def test_python_m_is_dforce():
 )  # fmt: skip
 def test_mistakes_are_told_without_a_traceback(words, message, here, capsys):
     assert dforce(*words) == 2
-    _, err = said(capsys)
+    _, err = output_of(capsys)
     assert message in err
     assert "Traceback" not in err
 
 
 def test_a_mistyped_option_is_answered_with_the_likely_one(here, capsys):
     dforce("train", "composition", "--train.step", "3")
-    assert "--train.steps" in said(capsys)[1]
+    assert "--train.steps" in output_of(capsys)[1]
 
 
 def test_eval_of_a_wrong_folder_names_the_runs_there_are(here, capsys):
     assert dforce(*TRAIN, "--name", "mine") == 0
     assert dforce("eval", "runs/yours") == 2
-    assert "there are mine under runs/" in said(capsys)[1]
+    assert "there are mine under runs/" in output_of(capsys)[1]
 
 
 def test_brackets_in_messages_are_kept(here, capsys, monkeypatch):
     """Such as those of an extra to install."""
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert dforce(*TRAIN, "--train.wandb") == 2
-    assert "pip install 'diffusion_forcing[wandb]'" in said(capsys)[1]
+    assert "pip install 'diffusion_forcing[wandb]'" in output_of(capsys)[1]
 
 
 @pytest.mark.parametrize("samples", ["0", "-3"])
 def test_samples_count_from_one(samples, trained, capsys):
     assert dforce("eval", trained, "--samples", samples) == 2
-    assert f"--samples counts from 1; got {samples}" in said(capsys)[1]
+    assert f"--samples counts from 1; got {samples}" in output_of(capsys)[1]
 
 
 def test_the_traceback_is_there_for_those_who_ask(here, monkeypatch):
@@ -213,14 +213,14 @@ def test_the_same_command_again_changes_nothing(here, capsys):
     before = (here / "runs/composition/model/model.safetensors").read_bytes()
     assert dforce(*TRAIN) == 0
     assert (here / "runs/composition/model/model.safetensors").read_bytes() == before
-    assert "Next: dforce eval runs/composition" in said(capsys)[0]
+    assert "Next: dforce eval runs/composition" in output_of(capsys)[0]
 
 
 def test_a_run_with_other_options_is_not_overwritten(here, capsys):
     assert dforce(*TRAIN) == 0
     before = (here / "runs/composition/log.jsonl").read_text()
     assert dforce(*TRAIN, "--train.lr", "0.5", "--task.half", "4") == 2
-    _, err = said(capsys)
+    _, err = output_of(capsys)
     assert "runs/composition holds a run with other options (task.half was 3, now 4; train.lr was 0.005, now 0.5)" in err
     assert "--name NAME" in err
     assert "--fresh" in err
@@ -246,7 +246,7 @@ def test_fresh_needs_no_old_run(here):
 def test_a_start_that_failed_does_not_stand_in_the_way_of_the_next(mistake, here, capsys):
     """A mistake in an option, corrected, is not another experiment: nothing was trained yet."""
     assert dforce(*TRAIN, *mistake) == 2
-    assert dforce(*TRAIN) == 0, said(capsys)
+    assert dforce(*TRAIN) == 0, output_of(capsys)
 
 
 def test_a_run_goes_on_with_another_budget(here):
@@ -271,7 +271,7 @@ def test_an_interrupted_run_exits_with_130_and_says_how_to_go_on(here, capsys, m
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
         assert dforce(*words, "--fresh") == 130
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     assert "interrupted at step 2; all is saved. Resume it with: dforce train composition" in out
     assert out.endswith("--name 'a name of its own'"), "without --fresh, which would start anew"
     assert dforce(*words) == 0
@@ -293,7 +293,7 @@ def test_a_run_that_has_not_trained_has_nothing_to_evaluate(here, capsys):
         file.unlink()
     (here / "runs/composition/model").rmdir()
     assert dforce("eval", "runs/composition") == 2
-    assert "runs/composition has no trained model yet" in said(capsys)[1]
+    assert "runs/composition has no trained model yet" in output_of(capsys)[1]
 
 
 def test_a_damaged_config_is_named(here, capsys):
@@ -301,7 +301,7 @@ def test_a_damaged_config_is_named(here, capsys):
     (here / "runs/composition/config.json").write_text("{")
     for words in (["eval", "runs/composition"], ["report", "runs/composition"], TRAIN):
         assert dforce(*words) == 2
-        assert "config.json is not valid JSON" in said(capsys)[1]
+        assert "config.json is not valid JSON" in output_of(capsys)[1]
 
 
 # Results.
@@ -309,9 +309,9 @@ def test_a_damaged_config_is_named(here, capsys):
 
 def test_eval_prints_a_table_and_writes_numbers_figures_and_a_page(here, capsys):
     assert dforce(*TRAIN) == 0
-    said(capsys)
+    output_of(capsys)
     assert dforce("eval", "runs/composition", "--samples", "20", "--seed", "3", "--json", "out/numbers.json") == 0
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     for part in ("Where 20 trajectories end", "with memory", "100.0%", "figures/composition.png", "report.html"):
         assert part in out
     run = here / "runs/composition"
@@ -341,23 +341,23 @@ def test_eval_takes_options_of_the_task(trained, tmp_path, capsys):
 
 def test_runs_of_a_task_that_is_measured_alone_cannot_be_compared(trained, capsys):
     assert dforce("eval", trained, "--against", trained, "--samples", "5") == 2
-    assert "Composition is measured one run at a time; leave out --against" in said(capsys)[1]
+    assert "Composition is measured one run at a time; leave out --against" in output_of(capsys)[1]
 
 
 def test_a_device_that_a_task_does_not_support_is_refused(trained, capsys):
     assert dforce("sample", trained, "--device", "cuda") == 2
-    assert "Composition samples on the CPU" in said(capsys)[1]
+    assert "Composition samples on the CPU" in output_of(capsys)[1]
 
 
 def test_options_may_come_before_the_run(trained, capsys):
     assert dforce("eval", "--samples", "7", trained) == 0
-    assert "Where 7 trajectories end" in said(capsys)[0]
+    assert "Where 7 trajectories end" in output_of(capsys)[0]
 
 
 def test_sample_writes_arrays_and_a_picture(trained, here, capsys):
     assert dforce("sample", trained, "--samples", "4", "--out", "new") == 0
     assert np.load(here / "new/samples.npz")["with_memory"].shape == (4, 7, 2)
-    out, _ = said(capsys)
+    out, _ = output_of(capsys)
     for name in ("new/samples.npz", "new/samples.png"):
         assert (here / name).exists()
         assert f"wrote {name}" in out
@@ -366,7 +366,7 @@ def test_sample_writes_arrays_and_a_picture(trained, here, capsys):
 def test_report_writes_a_page_before_any_evaluation(here, capsys):
     assert dforce(*TRAIN) == 0
     assert dforce("report", "runs/composition") == 0
-    assert "runs/composition/report.html" in said(capsys)[0]
+    assert "runs/composition/report.html" in output_of(capsys)[0]
     page = (here / "runs/composition/report.html").read_text()
     assert "Not evaluated yet" in page
     assert "dforce train composition" in page
@@ -423,12 +423,12 @@ broken = 3
 def test_a_recipe_of_ones_own_trains_evaluates_samples_and_reports(here, capsys):
     (here / "my_walks.py").write_text(RECIPE)
     assert dforce("train", "my_walks:walks", "--help") == 0
-    help_text = said(capsys)[0]
+    help_text = output_of(capsys)[0]
     assert "--task.number" in help_text
     assert "Walks of my own." in help_text
     assert dforce("train", "my_walks:walks", "--task.number", "9", "--train.steps", "3") == 0
     run = "runs/my_walks.walks"
-    assert f"dforce eval {run}" in said(capsys)[0]
+    assert f"dforce eval {run}" in output_of(capsys)[0]
     assert dforce("eval", run, "--json", "numbers.json") == 0
     assert json.loads((here / "numbers.json").read_text())["number"] == 9
     assert dforce("sample", run, "--samples", "5") == 0
@@ -450,4 +450,4 @@ def test_a_task_of_ones_own_may_have_a_path(here, capsys):
 def test_a_recipe_that_is_none_is_refused(function, message, here, capsys):
     (here / "my_mistakes.py").write_text(RECIPE)
     assert dforce("train", f"my_mistakes:{function}") == 2
-    assert message in said(capsys)[1]
+    assert message in output_of(capsys)[1]

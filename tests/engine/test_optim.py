@@ -12,19 +12,19 @@ from diffusion_forcing.engine.optim import Muon, build, orthogonalize
 
 @pytest.mark.parametrize("shape", [(64, 16), (16, 64), (128, 24), (7, 30), (1, 5), (5, 1)])
 def test_orthogonal_steps_have_singular_values_near_one(shape):
-    made = orthogonalize(torch.randn(6, *shape, generator=seeded(0)))
-    assert made.shape == (6, *shape)
-    values = torch.linalg.svdvals(made)
+    result = orthogonalize(torch.randn(6, *shape, generator=seeded(0)))
+    assert result.shape == (6, *shape)
+    values = torch.linalg.svdvals(result)
     assert values.min() > 0.6
     assert values.max() < 1.3
 
 
 def test_scale_is_forgotten_and_directions_are_kept():
     x = torch.randn(1, 20, 8, generator=seeded(0))
-    made = orthogonalize(x)
-    torch.testing.assert_close(orthogonalize(1000 * x), made, atol=1e-3, rtol=1e-3)
+    result = orthogonalize(x)
+    torch.testing.assert_close(orthogonalize(1000 * x), result, atol=1e-3, rtol=1e-3)
     u, _, v = torch.linalg.svd(x, full_matrices=False)
-    off = u.mT @ made @ v.mT
+    off = u.mT @ result @ v.mT
     assert (off - torch.diag_embed(off.diagonal(dim1=-2, dim2=-1))).abs().max() < 1e-3
     assert (off.diagonal(dim1=-2, dim2=-1) > 0.6).all()
 

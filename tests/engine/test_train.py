@@ -1,4 +1,4 @@
-"""The training loop: it stops, goes on, fails and saves as it says."""
+"""The training loop: how it stops, resumes, fails and saves."""
 
 import contextlib
 import json
@@ -49,13 +49,13 @@ def test_every_recipe_trains_saves_loads_and_resumes_to_the_same_loss(variant, t
     assert not differing(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
 
 
-def test_a_task_that_makes_its_tokens_anew_cannot_go_on_from_another_model(tmp_path):
+def test_a_task_that_fits_its_codec_anew_cannot_train_from_another_model(tmp_path):
     train(waves(), tmp_path / "first", quiet=True)
-    with pytest.raises(ValueError, match="Waves cannot go on from another model"):
+    with pytest.raises(ValueError, match="Waves cannot train from another model"):
         train(waves(init=str(tmp_path / "first")), tmp_path / "second", quiet=True)
 
 
-# Going on.
+# Resuming.
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_out(tmp_path, monkeypatch):
         train(small(), tmp_path, quiet=True)
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"cannot go on from .*checkpoint.safetensors.*[Dd]elete it to start this run again from step 0"):
+    with pytest.raises(ValueError, match=r"cannot resume from .*checkpoint.safetensors.*[Dd]elete it"):
         train(small(), tmp_path, quiet=True)
     file.unlink()
     assert train(small(), tmp_path, quiet=True).status == "done"
@@ -150,12 +150,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     )  # fmt: skip
     wait_for_steps(process, folder, 10)
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     step = checkpoint(folder)[1]["step"]
     assert step >= 10
-    assert f"interrupted at step {step:,}; all is saved. Resume it with: dforce train composition" in flat(said)
+    assert f"interrupted at step {step:,}; all is saved. Resume it with: dforce train composition" in flat(output)
     assert finite(weights(folder))
     DiffusionForcing.from_pretrained(folder / "model")
 
@@ -372,29 +372,29 @@ def test_whichever_of_steps_and_minutes_comes_first(tmp_path):
 
 def scripted(monkeypatch, losses):
     """Validations that give these losses, in order; returns the weights that were validated."""
-    judged = []
+    validated = []
 
     def scripted_loss(model, *_):
-        judged.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
-        return losses[len(judged) - 1]
+        validated.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return losses[len(validated) - 1]
 
     monkeypatch.setattr(training, "validate", scripted_loss)
-    return judged
+    return validated
 
 
 def test_early_stopping_waits_for_its_patience_and_keeps_the_best_weights(tmp_path, monkeypatch):
-    judged = scripted(monkeypatch, [1.0, 0.5, 0.7, 0.4, 0.6, 0.4, 0.9, 0.1])
+    validated = scripted(monkeypatch, [1.0, 0.5, 0.7, 0.4, 0.6, 0.4, 0.9, 0.1])
     result = train(small(train__steps=20, train__validate_every=1, train__patience=3), tmp_path, quiet=True)
-    assert (result.status, result.step, len(judged)) == ("stopped early", 7, 7)
-    assert not differing(weights(tmp_path), judged[3])
-    assert differing(weights(tmp_path), judged[6])
+    assert (result.status, result.step, len(validated)) == ("stopped early", 7, 7)
+    assert not differing(weights(tmp_path), validated[3])
+    assert differing(weights(tmp_path), validated[6])
 
 
 def test_with_patience_the_best_weights_are_kept_even_if_it_was_not_exhausted(tmp_path, monkeypatch):
-    judged = scripted(monkeypatch, [0.5, 0.2, 0.6])
+    validated = scripted(monkeypatch, [0.5, 0.2, 0.6])
     result = train(small(train__steps=3, train__validate_every=1, train__patience=5), tmp_path, quiet=True)
     assert result.status == "done"
-    assert not differing(weights(tmp_path), judged[1])
+    assert not differing(weights(tmp_path), validated[1])
 
 
 def test_the_model_of_each_validation_is_kept_if_asked_for(tmp_path):
@@ -406,21 +406,21 @@ def test_the_model_of_each_validation_is_kept_if_asked_for(tmp_path):
 
 
 def test_without_patience_nothing_stops_early(tmp_path, monkeypatch):
-    judged = scripted(monkeypatch, [0.1, *[1.0] * 9])
+    validated = scripted(monkeypatch, [0.1, *[1.0] * 9])
     result = train(small(train__steps=10, train__validate_every=1), tmp_path, quiet=True)
     assert (result.status, result.step) == ("done", 10)
-    assert not differing(weights(tmp_path), judged[-1])
+    assert not differing(weights(tmp_path), validated[-1])
 
 
 def test_patience_is_remembered_over_an_interruption(tmp_path, monkeypatch):
     experiment = small(train__steps=20, train__validate_every=1, train__patience=3)
     with monkeypatch.context() as patch:
-        judged = scripted(patch, [0.5, 0.6, 0.7])
+        validated = scripted(patch, [0.5, 0.6, 0.7])
         stop_after(patch, 3)
         assert train(experiment, tmp_path, quiet=True).status == "interrupted"
     scripted(monkeypatch, [0.8])
     assert train(experiment, tmp_path, quiet=True).status == "stopped early"
-    assert not differing(weights(tmp_path), judged[0])
+    assert not differing(weights(tmp_path), validated[0])
 
 
 def test_a_training_that_stopped_early_does_not_go_on_when_asked_again(tmp_path, monkeypatch):
