@@ -104,7 +104,7 @@ class Denoising(Objective):
     cond_drop: float = 0.0
     """Share of sequences trained without their condition, for classifier-free guidance."""
 
-    main_options = ("draw",)
+    main_options: ClassVar[tuple[str, ...] | None] = ("draw",)
 
     def __post_init__(self) -> None:
         shares = {"cond_drop": "sequences", "clean_context_prob": "sequences", "self_context": "sequences", "self_context_after": "budget"}

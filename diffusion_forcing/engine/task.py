@@ -103,9 +103,7 @@ class Task(Protocol):
 
     def data_as(self, codec: nn.Module, raw: bool = False) -> TaskData:
         """As data, in the tokens of a trained model's codec (--train.init). raw: what the codec encodes, to train a decoder."""
-        raise ValueError(
-            f"{type(self).__name__} cannot train from another model, since it fits a codec of its own; leave out --train.init"
-        )
+        raise ValueError(f"{type(self).__name__} cannot train from another model, since it fits a codec of its own; leave out --train.init")
 
     def supports_device(self, device: str) -> bool:
         """Whether its models can be evaluated and sampled on such a device."""
