@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from .model import Denoiser, DiffusionForcing
+from .model import Denoise, Denoiser
 from .sampler import Hold, Sampler
 from .schedule import expand
 from .solver import Amplitudes, amplitudes, solver_step
@@ -55,7 +55,7 @@ def windowed(
         pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
         levels = amplitudes(model.schedule, k[now], k_next[now], x[:, now])
         noise = None if noise is None else noise[:, now]
-        x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), _variance(model))
+        x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), variance_of(denoise))
         high = k_next[now] >= min_context_level
         context[:, now] = torch.where(expand(high, x), x[:, now], context[:, now])
         level[now] = torch.where(high, k_next[now], level[now])
@@ -104,7 +104,7 @@ def wavefront(
         if sampler.eta > 0 or sampler.hold == "resample" or seen is not None:
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = solver_step(now, pred, at, sampler, noise, _mask(seen, tokens, x), _variance(model))
+        stepped = solver_step(now, pred, at, sampler, noise, _mask(seen, tokens, x), variance_of(denoise))
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
         if min_context_level:
@@ -179,8 +179,10 @@ def _mask(seen: Tensor | None, tokens: slice | Tensor, x: Tensor) -> Tensor | No
     return None if seen is None else expand(seen[tokens], x)
 
 
-def _variance(model: DiffusionForcing) -> Tensor | float:
-    return 1.0 if model.variance is None else model.variance
+def variance_of(denoise: Denoise) -> Tensor | float:
+    """Variance of clean tokens, as far as a denoiser's model knows it: 1 otherwise."""
+    variance = denoise.model.variance if isinstance(denoise, Denoiser) else None
+    return 1.0 if variance is None else variance
 
 
 def _cut(cond: Tensor | None, tokens: slice) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing
-from .orders import Trace, draw_noise, moves, observed, wavefront, windowed
+from .orders import Trace, draw_noise, moves, observed, variance_of, wavefront, windowed
 from .sampler import Context, Hold, Sampler, as_sampler
 from .schedule import NoiseSchedule, expand
 from .solver import amplitudes, solver_step
@@ -55,13 +55,12 @@ def follow(
     context, level = x, matrix[..., 0, :]
     seen = observed(matrix, schedule.levels)
     mask = None if seen is None else expand(seen, x)
-    variance = denoise.model.variance if isinstance(denoise, Denoiser) and denoise.model.variance is not None else 1.0
     for row, acts in enumerate(moves(matrix, sampler.hold, schedule.levels).any(-1).reshape(-1, matrix.shape[-2] - 1).any(0).tolist()):
         k, k_next = matrix[..., row, :], matrix[..., row + 1, :]
         if acts:
             pred = denoise(x, k.expand(x.shape[:2]))
             noise = draw_noise(x, sampler, seen, generator)
-            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise, mask, variance)
+            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise, mask, variance_of(denoise))
             high = k_next >= min_context_level
             context, level = torch.where(expand(high, x), x, context), torch.where(high, k_next, level)
         if on_step is not None:
