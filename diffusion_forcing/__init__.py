@@ -8,7 +8,7 @@ Train with each token at its own random level; then one model and a schedule mat
 from .backbones import RNN, Backbone, Transformer
 from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
-from .likelihood import elbo
+from .likelihood import elbo, joint_log_likelihood, log_likelihood
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
 from .model import Denoiser, DiffusionForcing
 from .parameterization import Prediction
@@ -50,7 +50,9 @@ __all__ = [
     "guide",
     "history_guidance",
     "independent",
+    "joint_log_likelihood",
     "linear",
+    "log_likelihood",
     "mixture",
     "noisy_context",
     "noisy_prefix",
