@@ -1,8 +1,8 @@
 """The training loop, to be read from top to bottom.
 
 Everything random is drawn from (seed, step) for the whole batch, and each process takes its slice: a resumed run continues bit for bit,
-and two processes give the losses of one. `train` works in a run's folder, with validation, checkpoints and a log; `fit` runs the same
-steps without a folder, for stages and small networks.
+and two processes give the losses of one. `train` works in a run's folder, with validation, checkpoints and a log; `run_objective` runs
+the same steps without a folder, for stages and small networks.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Resul
         return Result(status, clock.step, trainer.loss, valid_loss, clock.elapsed / 60)
 
 
-def fit(
+def run_objective(
     model: nn.Module, source: Any, objective: Objective, config: TrainConfig, *, progress: Progress | None = None, label: str = "training",
     dist: Distributed | None = None, stop: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
@@ -291,10 +291,10 @@ def _run_stage(
         warmup=20, ema=0.0, seed=config.seed, precision=config.precision,
     )  # fmt: skip
     if quiet:
-        return fit(model, data.train, stage.objective, budget, dist=dist, stop=stop)
+        return run_objective(model, data.train, stage.objective, budget, dist=dist, stop=stop)
     print(f"{stage.label}: {stage.steps} steps before the main training", flush=True)
     with progress_bar() as progress:
-        return fit(model, data.train, stage.objective, budget, progress=progress, label=stage.label, dist=dist, stop=stop)
+        return run_objective(model, data.train, stage.objective, budget, progress=progress, label=stage.label, dist=dist, stop=stop)
 
 
 def _to(parts: Any, device: torch.device, rows: slice = slice(None)) -> Any:

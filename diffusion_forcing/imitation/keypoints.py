@@ -25,7 +25,7 @@ from ..checks import check_counts, check_divides
 from ..engine.config import TrainConfig
 from ..engine.objective import Objective
 from ..engine.task import Progress
-from ..engine.train import fit
+from ..engine.train import run_objective
 from ..files import cached, read_tensors
 from ..windows import Batch, Source
 
@@ -134,7 +134,7 @@ def train_keypoints(
         autoencoder = KeypointAutoencoder(images.shape[1], latent)
     warmup = min(steps // 10, 10 + steps // 20)
     config = TrainConfig(steps=steps, batch=min(batch, len(images)), lr=2e-3, weight_decay=0.01, warmup=warmup, ema=0.0, seed=seed)
-    fit(autoencoder, Images(images), Reconstruction(), config, progress=progress, label="training keypoints")
+    run_objective(autoencoder, Images(images), Reconstruction(), config, progress=progress, label="training keypoints")
     return autoencoder.eval().requires_grad_(False)
 
 

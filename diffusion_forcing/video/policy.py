@@ -30,7 +30,7 @@ from ..engine.config import TrainConfig
 from ..engine.objective import Objective
 from ..engine.pretrained import PRETRAINED
 from ..engine.task import Progress
-from ..engine.train import fit
+from ..engine.train import run_objective
 from ..files import cached, read_tensors
 from .clips import ClipSet
 
@@ -228,7 +228,7 @@ def fit_policy(
     config = TrainConfig(
         steps=STEPS if steps is None else steps, batch=batch, lr=lr, weight_decay=0.01, warmup=20, clip_norm=1e3, ema=0.0, seed=seed
     )
-    fit(policy, examples, PolicyObjective(), config, progress=progress, label="training the action policy")
+    run_objective(policy, examples, PolicyObjective(), config, progress=progress, label="training the action policy")
     return policy.eval()
 
 

@@ -10,7 +10,7 @@ from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.backbones import SpaceTimeConfig
 from diffusion_forcing.backbones.flow_warp import FlowWarp
 from diffusion_forcing.engine.config import ModelConfig, TrainConfig
-from diffusion_forcing.engine.train import fit, train
+from diffusion_forcing.engine.train import run_objective, train
 from diffusion_forcing.video.codec import Patches, Pixels
 from diffusion_forcing.video.warp import has_warp, warp_error
 
@@ -128,7 +128,7 @@ def test_the_warp_stage_trains_the_warp_and_nothing_else():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     held = data.valid.read(data.valid.all())
     still = warp_error(model, held.x, held.cond)
-    assert fit(model, data.train, stage.objective, TrainConfig(steps=stage.steps, lr=stage.lr, batch=8, warmup=20, ema=0.0))
+    assert run_objective(model, data.train, stage.objective, TrainConfig(steps=stage.steps, lr=stage.lr, batch=8, warmup=20, ema=0.0))
     assert warp_error(model, held.x, held.cond).mean() < 0.8 * still.mean()
     changed = {name.split(".")[1] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"warp"}

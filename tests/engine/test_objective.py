@@ -14,7 +14,7 @@ from diffusion_forcing.backbones import RNN, RNNConfig
 from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig, replace
 from diffusion_forcing.engine.objective import Denoising, Objective
 from diffusion_forcing.engine.task import TaskData
-from diffusion_forcing.engine.train import Diverged, fit, train
+from diffusion_forcing.engine.train import Diverged, run_objective, train
 from diffusion_forcing.windows import Windows
 
 K = 40
@@ -205,19 +205,19 @@ def line():
 FIT = TrainConfig(steps=300, batch=32, lr=0.05, warmup=0, ema=0.0)
 
 
-def test_fit_trains_any_network_and_reports_its_progress():
+def test_run_objective_trains_any_network_and_reports_its_progress():
     model, calls = line(), []
-    assert fit(model, Points(), SquaredError(), FIT, progress=lambda *call: calls.append(call), label="a line")
+    assert run_objective(model, Points(), SquaredError(), FIT, progress=lambda *call: calls.append(call), label="a line")
     assert model.weight.item() == pytest.approx(3, abs=0.02)
     assert model.bias.item() == pytest.approx(-1, abs=0.02)
     assert calls[0] == ("a line", 1, 300)
     assert calls[-1] == ("a line", 300, 300)
 
 
-def test_fit_gives_the_same_weights_for_the_same_seed_in_parts_too():
+def test_run_objective_gives_the_same_weights_for_the_same_seed_in_parts_too():
     models = [line() for _ in range(4)]
     for model, changes in zip(models, ({}, {}, {"seed": 1}, {"accumulate": 4}), strict=True):
-        fit(model, Points(), SquaredError(), TrainConfig(**{"steps": 5, "batch": 8, "ema": 0.5, **changes}))
+        run_objective(model, Points(), SquaredError(), TrainConfig(**{"steps": 5, "batch": 8, "ema": 0.5, **changes}))
     one, same, other, parts = (model.state_dict() for model in models)
     assert not differing(one, same)
     assert differing(one, other)
@@ -228,24 +228,24 @@ def test_what_an_objective_does_not_train_is_frozen_meanwhile():
     model = line()
     model.weight.requires_grad_(True)
     before = model.weight.clone()
-    fit(model, Points(), SquaredError(bias_only=True), FIT)
+    run_objective(model, Points(), SquaredError(bias_only=True), FIT)
     assert torch.equal(model.weight, before)
     assert model.weight.requires_grad
     assert model.bias.item() != -1
 
 
-def test_fit_stops_when_asked_to():
+def test_run_objective_stops_when_asked_to():
     model = line()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert not fit(model, Points(), SquaredError(), FIT, stop=lambda: True)
+    assert not run_objective(model, Points(), SquaredError(), FIT, stop=lambda: True)
     assert not differing(before, model.state_dict())
 
 
-def test_fit_says_where_it_diverged():
+def test_run_objective_says_where_it_diverged():
     model = line()
     nn.init.constant_(model.weight, float("inf"))
     with pytest.raises(Diverged, match="diverged at step 1"):
-        fit(model, Points(), SquaredError(), FIT)
+        run_objective(model, Points(), SquaredError(), FIT)
 
 
 def test_a_stage_before_the_training_is_not_repeated_by_a_resumed_run(tmp_path, monkeypatch):
