@@ -5,7 +5,7 @@
 Train with each token at its own random level; then one model and a schedule matrix decide at sampling time what happens.
 """
 
-from .backbones import RNN, Backbone, Transformer
+from .backbones import RNN, Backbone, Transformer, check_backbone
 from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
 from .likelihood import elbo, joint_log_likelihood, log_likelihood
@@ -41,6 +41,7 @@ __all__ = [
     "WienerSmoother",
     "autoregressive",
     "blend",
+    "check_backbone",
     "check_matrix",
     "classifier_free",
     "cosine",

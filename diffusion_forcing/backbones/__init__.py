@@ -5,6 +5,7 @@ a prefix, then the rest with the returned state. What else a network may declare
 """
 
 from .base import Backbone, BackboneConfig, State, Traits, batch_of, join_states, repeat_state, traits_of
+from .check import BackboneReport, check_backbone
 from .conv_rnn import ConvRNN, ConvRNNConfig
 from .rnn import RNN, RNNConfig
 from .space_time import SpaceTime, SpaceTimeConfig
@@ -20,6 +21,7 @@ __all__ = [
     "AnyBackboneConfig",
     "Backbone",
     "BackboneConfig",
+    "BackboneReport",
     "ConvRNN",
     "ConvRNNConfig",
     "RNNConfig",
@@ -30,6 +32,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "batch_of",
+    "check_backbone",
     "join_states",
     "repeat_state",
     "traits_of",
