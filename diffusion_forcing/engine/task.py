@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -12,9 +12,9 @@ from torch import nn
 from ..model import DiffusionForcing
 from ..preconditioning import LinearConstraint, WienerSmoother
 from ..windows import Source
+from .evaluation import Evaluation, Progress, Table, default_sampler, evaluate_denoising, write_samples
 
-Progress = Callable[[str, int, int], None]
-"""Called as work proceeds, with what it is, how much is done, and of how much: progress("episodes", 3, 100)."""
+__all__ = ["TASKS", "Evaluation", "Progress", "Table", "Task", "TaskData"]
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,8 @@ class TaskData:
     """Linear estimates of clean tokens from noisy ones, for models that are not causal."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of words and numbers under column heads."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """metrics: numbers by name. tables: for people. figures: captions by the file's name."""
-
-    metrics: dict[str, float]
-    tables: tuple[Table, ...] = ()
-    figures: dict[str, str] = field(default_factory=dict)
-
-
 class Task(Protocol):
-    """A frozen dataclass with `data`, and with `evaluate` and `sample` for the commands of these names. Its fields are options of the
-    command line. All else is optional, with the defaults below.
-    """
+    """A frozen dataclass with `data`; its fields are options of the command line. All else is optional, with the defaults below."""
 
     has_score: ClassVar[bool] = False
     """Whether `score` is there for --train.monitor score."""
@@ -67,12 +47,20 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
-        """Measure a model and draw figures into a folder."""
-        raise ValueError(f"{type(self).__name__} has no method `evaluate`; add one to measure its models")
+        """Measure a model and draw figures into a folder. By default: how well it denoises held-out windows, and samples beside them."""
+        valid = self.data().valid
+        sampler = default_sampler(model.causal)
+        return evaluate_denoising(
+            model, valid, folder, sampler=sampler, context=valid.context, samples=samples, seed=seed, progress=progress
+        )
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
-        """Draw samples from a model into a folder: arrays and a picture of them. Returns the files."""
-        raise ValueError(f"{type(self).__name__} has no method `sample`; add one to show samples of its models")
+        """Draw samples from a model into a folder: arrays and a picture of them. Returns the files. By default: held-out windows,
+        continued from their first tokens.
+        """
+        valid = self.data().valid
+        sampler = default_sampler(model.causal)
+        return write_samples(model, valid, folder, sampler=sampler, context=valid.context, samples=samples, seed=seed, progress=progress)
 
     # Optional parts.
 
