@@ -25,6 +25,8 @@ from .weighting import WEIGHTS
 FORMAT = "diffusion_forcing"
 VERSION = 1
 CONFIG, WEIGHTS_FILE = "config.json", "model.safetensors"
+HUB = ("revision", "subfolder", "token", "cache_dir", "local_dir", "local_files_only", "force_download", "etag_timeout", "endpoint")
+"""Options of huggingface_hub.hf_hub_download that `from_pretrained` hands on."""
 
 Model = TypeVar("Model", bound="Pretrained")
 
@@ -41,8 +43,11 @@ class Pretrained(nn.Module):
         """Load a model from a folder, or by its name on the Hugging Face hub, "owner/model".
 
         backbone: an instance of your own class, for models that use one; its weights are replaced by the saved ones.
-        hub: revision, token, cache_dir and so on, as huggingface_hub.hf_hub_download names them.
+        hub: for a name on the hub: revision, subfolder, token, cache_dir and the other options of `HUB`, as
+        huggingface_hub.hf_hub_download names them.
         """
+        if unknown := sorted(hub.keys() - set(HUB)):
+            raise TypeError(f"from_pretrained takes no option {unknown[0]!r}; it takes backbone and, for the hub, {', '.join(HUB)}")
         config_file, weights_file = _find(path, hub)
         model = build(cls, read_config(config_file), backbone)
         fill(model, weights_file)
@@ -180,6 +185,8 @@ def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
     looks_local = isinstance(path, Path) or str(path).count("/") != 1 or str(path).startswith((".", "~")) or folder.parent.exists()
     if not looks_local:
         return _download(str(path), hub)
+    if hub:
+        raise ValueError(f"{', '.join(hub)} say how to load from the Hugging Face hub, and {folder} is a folder here; leave them out")
     files = folder / CONFIG, folder / WEIGHTS_FILE
     for file in files:
         if not file.is_file():

@@ -1,5 +1,6 @@
 """Models on disk: what is saved comes back bit for bit, and what is damaged is refused with a reason."""
 
+import inspect
 import io
 import json
 import pickle
@@ -16,6 +17,7 @@ from torch import nn
 
 from diffusion_forcing import RNN, DiffusionForcing, FusedSNR, MinSNR, NoiseSchedule, Transformer, Uniform, cosine, linear, sigmoid
 from diffusion_forcing.codecs import Chain, Normalize, Whiten
+from diffusion_forcing.serialization import HUB
 
 BACKBONES = {
     "rnn": lambda: RNN(3, 2, hidden=8, layers=2, blocks=1, levels=20),
@@ -354,3 +356,23 @@ def test_without_its_package_the_hub_is_refused_with_the_way_to_install_it(tmp_p
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match=r"pip install 'diffusion_forcing\[hub\]'"):
         DiffusionForcing.from_pretrained("me/walks")
+
+
+@pytest.mark.parametrize("path", ["me/walks", "here"])
+def test_options_that_do_not_exist_are_refused(hub, path):
+    model_of().save_pretrained(path)
+    for option in ("revison", "weights", "parameterization"):
+        with pytest.raises(TypeError, match=rf"no option '{option}'; it takes backbone and, for the hub, revision, .*cache_dir"):
+            DiffusionForcing.from_pretrained(path, **{option: None})
+    assert not hub.asked
+
+
+def test_the_options_of_the_hub_are_those_of_its_package():
+    hub = pytest.importorskip("huggingface_hub")
+    assert set(HUB) <= set(inspect.signature(hub.hf_hub_download).parameters)
+
+
+def test_a_folder_takes_no_options_of_the_hub(tmp_path):
+    model_of().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"revision, token say how to load from the .* hub, and .* is a folder here; leave them out"):
+        DiffusionForcing.from_pretrained(tmp_path, revision="main", token=None)
