@@ -10,7 +10,7 @@ from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidanc
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
 from .likelihood import elbo, joint_log_likelihood, log_likelihood
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
-from .model import Denoiser, DiffusionForcing
+from .model import Denoiser, DiffusionForcing, mask_cond
 from .parameterization import Prediction
 from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother
 from .sampler import Context, Sampler
@@ -54,6 +54,7 @@ __all__ = [
     "joint_log_likelihood",
     "linear",
     "log_likelihood",
+    "mask_cond",
     "mixture",
     "noisy_context",
     "noisy_prefix",

@@ -139,19 +139,20 @@ def blend(denoisers: Sequence[Denoise], weights: Sequence[float]) -> Denoise:
 
 
 def classifier_free(
-    model: DiffusionForcing, cond: Tensor | None, scale: float, *, state: State = None, null: Tensor | None = None,
-    null_state: State = None,
-) -> Denoise:  # fmt: skip
+    model: DiffusionForcing, cond: Tensor | None, scale: float, *, state: State = None, null_state: State = None
+) -> Denoise:
     """Towards the condition, away from none: scale 0 ignores it, 1 is the plain model, more exaggerates.
 
-    cond: (b, t, c). null: the condition that stands for none; zeros, as training with `cond_drop` uses. null_state: the past read
-    without its condition, where the past had one; the same state otherwise.
+    model: one with optional conditions, trained without them too. cond: (b, t, c). null_state: the past read without its condition, where
+    the past had one; the same state otherwise.
     """
+    if not model.optional_cond:
+        raise ValueError("classifier-free guidance needs a model that was also trained without its condition: `dforce train ... "
+                         "--objective.cond-drop 0.1`, or in Python DiffusionForcing(..., optional_cond=True)")  # fmt: skip
     if cond is None:
         raise ValueError("classifier-free guidance goes from no condition to a condition; got cond=None, so leave it out")
-    null = torch.zeros_like(cond) if null is None else null.expand_as(cond)
-    with_it, without = model.denoiser(cond, state), model.denoiser(null, state if null_state is None else null_state)
-    return blend([with_it, without], [scale, 1 - scale])
+    with_it, without = model.denoiser(cond, state), model.denoiser(None, state if null_state is None else null_state)
+    return with_it if scale == 1 else blend([with_it, without], [scale, 1 - scale])
 
 
 def history_guidance(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .backbones import Backbone, State, Traits, batch_of, repeat_state, traits_of
+from .checks import check_cond
 from .parameterization import Prediction, check_parameterization, target, with_x0
 from .preconditioning import Preconditioning
 from .schedule import NoiseSchedule, expand
@@ -23,12 +25,15 @@ class DiffusionForcing(Pretrained):
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. preconditioning: input scaling by variance, a
-    linear constraint between tokens, Wiener features; none by default.
+    linear constraint between tokens, Wiener features; none by default. optional_cond: the model is also used without its condition (as
+    classifier-free guidance does). The backbone then reads one number more a token: 1 where a condition is given, 0 where there is none,
+    with zeros beside it.
     """
 
     def __init__(
         self, backbone: Backbone, schedule: NoiseSchedule, *, parameterization: str = "v", weight: str | Weight = "uniform",
         clip: float | None = None, codec: nn.Module | None = None, preconditioning: Preconditioning | None = None,
+        optional_cond: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(weight, str) and weight not in WEIGHTS:
@@ -46,6 +51,10 @@ class DiffusionForcing(Pretrained):
         self.codec = codec
         self.preconditioning = preconditioning or Preconditioning()
         self.preconditioning.check(parameterization, self.causal)
+        self.optional_cond = optional_cond
+        if optional_cond and (self.cond_width or 0) < 1:
+            raise ValueError(f"with optional_cond=True the backbone reads one number more than a condition of c numbers has: build it with "
+                             f"cond=c + 1, as its config says; got {self.traits.cond}")  # fmt: skip
 
     @property
     def traits(self) -> Traits:
@@ -56,6 +65,12 @@ class DiffusionForcing(Pretrained):
     def causal(self) -> bool:
         """Whether no output depends on later tokens."""
         return self.traits.causal
+
+    @property
+    def cond_width(self) -> int | None:
+        """Numbers of a token's condition; None where the backbone does not declare what it reads."""
+        smoother, reads = self.preconditioning.smoother, self.traits.cond
+        return None if reads is None else reads - self.optional_cond - (0 if smoother is None else smoother.width)
 
     @property
     def variance(self) -> Tensor | None:
@@ -73,7 +88,8 @@ class DiffusionForcing(Pretrained):
     ) -> Tensor:  # fmt: skip
         """The weighted squared error of each token, (b, t), averaged over the token's numbers.
 
-        x: clean tokens (b, t, *event); k: level of each (b, t); past: level at which later tokens see each, where it is not k.
+        x: clean tokens (b, t, *event); k: level of each (b, t); cond: (b, t, c), None for none, or as `mask_cond` makes it where only some
+        tokens have one; past: level at which later tokens see each, where it is not k.
         self_context: (b, t); where it is above 0, later tokens see the model's own one-step estimate of the token, made from that level,
         instead of the true one, noised to k as usual (as in Self Forcing). Such a token has no loss of its own. Without `past`.
         """
@@ -133,8 +149,12 @@ class DiffusionForcing(Pretrained):
         self._check_state(state)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
         alpha, sigma = self._amplitudes(x, k)
-        prepared = self.preconditioning
-        return self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)[1]
+        new = self._run(x, k, cond, state, alpha, sigma)[1]
+        if new is None:
+            raise ValueError(f"{type(self.backbone).__name__} returns no state, so it cannot keep tokens that others follow: return (out, "
+                             "state), a tensor or a tuple of tensors, batch first (of width 0 if the past is of no use to it); or roll out "
+                             "without a past, Context(memory=0)")  # fmt: skip
+        return new
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
         """The function (x, k) -> Prediction that samplers take, with condition and past bound."""
@@ -148,9 +168,19 @@ class DiffusionForcing(Pretrained):
     def _output(self, x: Tensor, k: Tensor, cond: Tensor, state: State) -> tuple[Tensor, State]:
         """The network's output for noisy tokens, which satisfies the linear constraint where there is one, and its state."""
         alpha, sigma = self._amplitudes(x, k)
+        out, state = self._run(x, k, cond, state, alpha, sigma)
+        return self.preconditioning.constrain(self.parameterization, out, x, alpha, sigma), state
+
+    def _run(self, x: Tensor, k: Tensor, cond: Tensor, state: State, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, State]:
+        """What the backbone returns for noisy tokens: its output and its state."""
         prepared = self.preconditioning
-        out, state = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)
-        return prepared.constrain(self.parameterization, out, x, alpha, sigma), state
+        returned = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)
+        if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
+            parts = returned if isinstance(returned, tuple) else (returned,)
+            got = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
+            raise ValueError(f"{type(self.backbone).__name__} should return (out, state), with out of the shape of its tokens, "
+                             f"{tuple(x.shape)}, and state None if it keeps nothing; it returned {got}. check_backbone(network) tries it out")  # fmt: skip
+        return returned
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         if not self.traits.separate_past:
@@ -182,14 +212,30 @@ class DiffusionForcing(Pretrained):
         if traits.event is not None and x.shape[2:] != traits.event:
             expected = f"{traits.event[0]} numbers" if len(traits.event) == 1 else f"shape {traits.event}"
             raise ValueError(f"the backbone reads tokens of {expected}; got tokens of shape {tuple(x.shape[2:])}")
-        if cond is None:
-            cond = x.new_zeros(*x.shape[:2], 0)
-        if cond.shape[:2] != x.shape[:2]:
-            raise ValueError(f"cond covers {tuple(cond.shape[:2])} (batch, tokens) but x is {tuple(x.shape[:2])}")
-        features = 0 if self.preconditioning.smoother is None else self.preconditioning.smoother.width
-        if traits.cond is not None and cond.shape[-1] + features != traits.cond:
-            raise ValueError(f"the backbone reads conditions of {traits.cond - features} numbers a token; got {cond.shape[-1]}")
-        return cond
+        return self.read_cond(x, cond)
+
+    def read_cond(self, x: Tensor, cond: Tensor | None) -> Tensor:
+        """The condition of tokens x (b, t, *event) as the backbone reads it, but for features of the tokens themselves.
+
+        None: zero numbers a token; with `optional_cond`, zeros whose indicator says that there is none.
+        """
+        width, optional = self.cond_width, self.optional_cond
+        if cond is None or (optional and not cond.shape[-1]):
+            cond = x.new_zeros(*x.shape[:2], (width or 0) + 1 if optional else 0)
+        check_cond(cond, x.shape[:2], width, optional)
+        return F.pad(cond, (0, 1), value=1.0) if optional and cond.shape[-1] == width else cond
+
+
+def mask_cond(cond: Tensor, given: Tensor) -> Tensor:
+    """A condition (b, t, c) that only some tokens have: (b, t, c + 1), zeros where there is none, and whether there is one.
+
+    given: bool, of each sequence (b,) or token (b, t). For models with `optional_cond`. Where it is False, cond may hold anything.
+    """
+    if given.dtype != torch.bool or given.shape not in (cond.shape[:1], cond.shape[:2]):
+        raise ValueError(f"given says for each sequence (b,) or token (b, t) whether it has a condition, as bool; got {given.dtype} of "
+                         f"shape {tuple(given.shape)} for cond {tuple(cond.shape)}")  # fmt: skip
+    shown = given.view(*given.shape, *(1,) * (3 - given.ndim)).expand(*cond.shape[:2], 1)
+    return torch.cat([torch.where(shown, cond, 0.0), shown.to(cond)], dim=-1)
 
 
 class Denoiser:

@@ -7,11 +7,13 @@ need be read only once (`windowed`, and `wavefront` too).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
+from .matrix import check_matrix
 from .model import Denoise, Denoiser
 from .sampler import Hold, Sampler
 from .schedule import expand
@@ -35,6 +37,7 @@ def windowed(
     """
     model = denoise.model
     cond, state = denoise.bound(len(x))
+    cond = model.read_cond(x, cond)
     if x.shape[1] == 1 and model.traits.prefills:
         state = model.backbone.prefill(x, state, cond)  # type: ignore[attr-defined]
     moving, seen = moves(matrix, sampler.hold, model.schedule.levels), observed(matrix, model.schedule.levels)
@@ -48,11 +51,11 @@ def windowed(
         k_next, first, end = matrix[row + 1], int(settled[row]), int(last[-1]) + 1
         if first > done:
             known = slice(done, first)
-            state = model.absorb(x[:, known], _cut(cond, known), state, level=k[known])
+            state = model.absorb(x[:, known], cond[:, known], state, level=k[known])
             done = first
         noise = draw_noise(x, sampler, seen, generator)
         now = slice(done, end)
-        pred = model.predict(x[:, now], k[now].expand(len(x), -1), _cut(cond, now), state)
+        pred = model.predict(x[:, now], k[now].expand(len(x), -1), cond[:, now], state)
         levels = amplitudes(model.schedule, k[now], k_next[now], x[:, now])
         noise = None if noise is None else noise[:, now]
         x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), variance_of(denoise))
@@ -76,7 +79,7 @@ def wavefront(
     z = rnn.initial_state(b * (t + 1)).unflatten(0, (b, t + 1)).clone()
     if state is not None:
         z[:, 0] = state
-    cond = x.new_zeros(b, t, 0) if cond is None else cond
+    cond = model.read_cond(x, cond)
     x, context, level = x.clone(), x.clone(), matrix[0].clone()
     noises: dict[int, Tensor | None] = {}
     drawn = 0
@@ -131,6 +134,20 @@ def observed(matrix: Tensor, levels: int) -> Tensor | None:
     return mask if bool(mask.any()) else None
 
 
+def warn_of_later_tokens(matrix: Tensor, levels: int) -> None:
+    """Warn where tokens are given, below level K in the first row, after one that is still to be denoised: no use to a causal model."""
+    first = check_matrix(matrix, levels)[..., 0, :]
+    open_before = (matrix[..., -1, :] < first).long().cumsum(-1)[..., :-1] > 0
+    unused = (first[..., 1:] < levels) & open_before
+    if bool(unused.any()):
+        token = 1 + int(unused.nonzero()[0, -1])
+        warnings.warn(
+            f"token {token} is given, but this model is causal: it cannot use token {token} for the tokens before it that are still to be "
+            "denoised. Use a bidirectional backbone (causal=False), or `infill`, which weighs many samples by how well later tokens follow",
+            stacklevel=4,  # of whoever called `sample`, beyond its decorator
+        )
+
+
 def draw_noise(x: Tensor, sampler: Sampler, seen: Tensor | None, generator: Generator | None) -> Tensor | None:
     """Noise of one row, like x, where a step draws any."""
     if sampler.eta == 0 and sampler.hold == "keep" and seen is None:
@@ -183,7 +200,3 @@ def variance_of(denoise: Denoise) -> Tensor | float:
     """Variance of clean tokens, as far as a denoiser's model knows it: 1 otherwise."""
     variance = denoise.model.variance if isinstance(denoise, Denoiser) else None
     return 1.0 if variance is None else variance
-
-
-def _cut(cond: Tensor | None, tokens: slice) -> Tensor | None:
-    return None if cond is None else cond[:, tokens]

@@ -79,6 +79,16 @@ def as_sampler(matrix: Tensor | Sampler) -> Sampler:
     return matrix if isinstance(matrix, Sampler) else Sampler().along(matrix)
 
 
+def check_all_noise(matrix: Tensor, schedule: NoiseSchedule) -> Tensor:
+    """The matrix, if every token begins as white noise, at level K."""
+    given = (matrix[..., 0, :] < schedule.levels).nonzero()
+    if len(given):
+        raise ValueError(f"the schedule matrix begins with token {int(given[0, -1])} below level K, where its value counts, and none is "
+                         "given: give values by start(schedule, matrix, shape, known) and `sample`, in a roll-out as its context, or let "
+                         "the matrix begin at K")  # fmt: skip
+    return matrix
+
+
 @dataclass(frozen=True)
 class Context:
     """What a roll-out remembers, and how generated tokens join it."""

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from .checks import check_cond
 from .matrix import check_matrix, full_sequence
 from .model import Denoise, Denoiser, DiffusionForcing
-from .orders import Trace, draw_noise, moves, observed, variance_of, wavefront, windowed
-from .sampler import Context, Hold, Sampler, as_sampler
+from .orders import Trace, draw_noise, moves, observed, variance_of, warn_of_later_tokens, wavefront, windowed
+from .sampler import Context, Hold, Sampler, as_sampler, check_all_noise
 from .schedule import NoiseSchedule, expand
 from .solver import amplitudes, solver_step
 
@@ -34,11 +35,14 @@ def sample(
 
     x holds tokens as they are at the first row: white noise at level K, known tokens at level 0 (`start` makes it).
     matrix: or a `Sampler`, which then says eta and hold too. on_step(row, x, levels) is called after each row, for watching.
-    A bare `model.denoiser(...)` of a causal model is sampled by a faster order of the same operations (`orders`).
+    A bare `model.denoiser(...)` of a causal model is sampled by a faster order of the same operations (`orders`). It warns if later tokens
+    are given, which such a model cannot use for earlier ones.
     """
     if isinstance(matrix, Sampler) and (eta != 0 or hold != "keep"):
         raise ValueError(f"the sampler says eta and hold itself; got eta={eta}, hold={hold!r} beside it: Sampler(eta={eta}, hold={hold!r})")
     sampler = matrix if isinstance(matrix, Sampler) else Sampler(eta=eta, hold=hold).along(matrix)
+    if isinstance(denoise, Denoiser) and denoise.model.causal and x.ndim > 1 and x.shape[1] > 1:
+        warn_of_later_tokens(sampler.matrix_for(schedule, x.shape[1]), schedule.levels)
     return follow(denoise, schedule, x, sampler, generator, on_step=on_step).x
 
 
@@ -97,8 +101,7 @@ def start(
     first = matrix[..., 0, :].to(noise.device)
     absent = expand(first == schedule.levels, noise)
     if known is None:
-        if not bool(absent.all()):
-            raise ValueError("the matrix begins with tokens below level K, whose values are missing: give them as known=(b, t, *event)")
+        check_all_noise(matrix, schedule)
         return noise
     if not bool(torch.isfinite(known.masked_fill(absent, 0.0)).all()):
         raise ValueError("known tokens hold NaN or infinite values where the matrix is below level K; begin missing tokens at K")
@@ -153,6 +156,8 @@ def rolling(
     in fewer and larger pieces. The samples differ, since a token starts before those ahead of it are done (docs: exactness).
     """
     steps, slope = sampler.steps, int(sampler.slope)
+    if type(sampler) is not Sampler:
+        raise ValueError("rolling tokens follow one endless pyramid, and no matrix of their own; give Sampler(steps=, slope=) as it is")
     if not model.causal:
         raise ValueError("tokens of a rolling window may not see those that enter later, so the model must be causal; use stream")
     if slope != sampler.slope or not 1 <= slope <= steps:
@@ -230,7 +235,7 @@ class Memory:
             self.state = self.model.absorb(x, cond, self.state, level=level)
             return
         k = torch.as_tensor(level, device=x.device).expand(x.shape[:2])
-        new = (x, k, x.new_zeros(*x.shape[:2], 0) if cond is None else cond)
+        new = (x, k, self.model.read_cond(x, cond))
         joined = new if self.recent is None else tuple(torch.cat(pair, dim=1) for pair in zip(self.recent, new, strict=True))
         tokens, levels, conds = (part[:, max(0, part.shape[1] - memory) :] for part in joined)
         self.recent = tokens, levels, conds
@@ -261,6 +266,8 @@ def _init_rollout(
             f"cond must cover the {known} tokens of the context and the {length} to generate ({known + length}); it has {cond.shape[1]}"
         )
     b = next((len(tensor) for tensor in (context, cond) if tensor is not None), 1)
+    if cond is not None:
+        check_cond(cond, (b, cond.shape[1]), model.cond_width, model.optional_cond)  # whole, before the first window
     event = model.traits.event if context is None else tuple(context.shape[2:])
     if event is None:
         raise ValueError("without a context the shape of a token is unknown: pass one, of no tokens if there are none (b, 0, *event)")

@@ -97,6 +97,7 @@ def describe(model: Any) -> dict[str, Any]:
         "weight": weight,
         "clip": model.clip,
         "preconditioning": model.preconditioning.description(),
+        "optional_cond": model.optional_cond,
         "codec": describe_codec(model.codec),
     }
 
@@ -111,6 +112,9 @@ def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None =
     levels, parameterization, clip, codec = (config[key] for key in ("levels", "parameterization", "clip", "codec"))
     if not isinstance(levels, int) or not isinstance(clip, int | float | None):
         raise ValueError(f"{CONFIG} should give levels as a whole number and clip as a number or null; got {levels!r}, {clip!r}")
+    optional = config.get("optional_cond", False)
+    if not isinstance(optional, bool):
+        raise ValueError(f"{CONFIG} should say whether conditions are optional by optional_cond, true or false; got {optional!r}")
     if weight_kind not in WEIGHTS and weight_kind != "custom":
         raise ValueError(f"the model's loss weight is {weight_kind!r}, which this package does not have ({', '.join(WEIGHTS)})")
     if backbone is None:
@@ -142,6 +146,7 @@ def build(cls: type[Model], config: dict[str, Any], backbone: nn.Module | None =
         clip=clip,
         codec=build_codec(codec),
         preconditioning=preconditioning,
+        optional_cond=optional,
     )
 
 

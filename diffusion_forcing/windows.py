@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from .checks import first_not_finite
+
 
 class Batch(NamedTuple):
     """x: tokens (b, t, *event); cond: (b, t, c), c = 0 where there is none; mask: (b, t), True where the token is real."""
@@ -76,16 +78,16 @@ class Windows(Source):
         for i, s in enumerate(tokens):
             if len(s) == 0:
                 raise ValueError(f"sequence {i} is empty; drop it")
-            if not torch.isfinite(s).all():
-                at = tuple((~torch.isfinite(s)).nonzero()[0].tolist())
+            if at := first_not_finite(s):
                 raise ValueError(f"sequence {i} holds NaN or infinite values, the first at {at}; fill them or mask them by level K")
         conds = [s.new_zeros(len(s), 0) for s in tokens] if conditions is None else [torch.as_tensor(c).float() for c in conditions]
         if [len(c) for c in conds] != [len(s) for s in tokens]:
             raise ValueError("conditions must cover each token of each sequence: one row a token")
         if any(c.ndim != 2 for c in conds) or len({c.shape[1] for c in conds}) > 1:
             raise ValueError(f"each condition must be (tokens, c), with one c for all; got {sorted({tuple(c.shape) for c in conds})}")
-        if not all(torch.isfinite(c).all() for c in conds):
-            raise ValueError("conditions hold NaN or infinite values; fill them first")
+        for i, c in enumerate(conds):
+            if at := first_not_finite(c):
+                raise ValueError(f"the condition of sequence {i} holds NaN or infinite values, the first of token {at[0]}; fill them")
         self.length = length
         self.crop = crop
         self._sizes = torch.tensor([len(s) for s in tokens])

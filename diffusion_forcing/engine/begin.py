@@ -47,11 +47,15 @@ def begin(experiment: Experiment, folder: Path, dist: Distributed) -> tuple[Task
     if experiment.model is None:
         assert init is not None
         model = objective.prepare(init)
-        if model.traits.cond not in (None, data.train.cond_width):
-            raise ValueError(f"{config.init} reads conditions of {model.traits.cond} numbers a token, and this task gives "
+        if model.cond_width not in (None, data.train.cond_width):
+            raise ValueError(f"{config.init} reads conditions of {model.cond_width} numbers a token, and this task gives "
                              f"{data.train.cond_width}; give the --task options that it was trained with")  # fmt: skip
     else:
-        model = experiment.model.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother)
+        cond = data.train.cond_width
+        if objective.drops_cond and not cond:
+            raise ValueError("cond_drop leaves conditions out, and the data of this task have none; set --objective.cond-drop 0")
+        optional = objective.drops_cond or (init is not None and init.optional_cond)
+        model = experiment.model.build(data.train.event, cond, data.codec, data.constraint, data.smoother, optional_cond=optional)
         if init is not None:
             _take_weights(model, init, str(config.init))
     return data, model.to(dist.device), init
@@ -80,7 +84,7 @@ def _take_weights(model: DiffusionForcing, init: DiffusionForcing, name: str) ->
         network, config = model.backbone.grow(network, init.traits.config)  # type: ignore[attr-defined]
         weights |= {f"backbone.{name}": value for name, value in network.items()}
         theirs["backbone"] = {"kind": theirs["backbone"]["kind"], **config}
-    for part in ("backbone", "levels", "parameterization", "preconditioning"):
+    for part in ("backbone", "levels", "parameterization", "preconditioning", "optional_cond"):
         if ours[part] != theirs[part]:
             raise ValueError(f"the weights of {name} do not fit this model: {part} is {theirs[part]} there and {ours[part]} here; use the "
                              "same --model options and a task with the same conditions, or train without --train.init")  # fmt: skip

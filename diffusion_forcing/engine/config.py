@@ -57,11 +57,12 @@ class ModelConfig:
 
     def build(
         self, event: int | tuple[int, ...], cond: int = 0, codec: nn.Module | None = None, constraint: LinearConstraint | None = None,
-        smoother: WienerSmoother | None = None,
+        smoother: WienerSmoother | None = None, optional_cond: bool = False,
     ) -> DiffusionForcing:  # fmt: skip
         """A new model for tokens of a shape, or of so many numbers, with conditions of `cond` numbers.
 
-        codec: makes the tokens; saved with the model. constraint, smoother: used by networks that are not causal.
+        codec: makes the tokens; saved with the model. constraint, smoother: used by networks that are not causal. optional_cond: tokens may
+        also have no condition.
         """
         traits = codec_traits(codec)
         normalizes = self.parameterization == "v" or (self.parameterization == "x0" and self.variance_weighting)
@@ -73,7 +74,7 @@ class ModelConfig:
             constraint, smoother = None, None
         if variance is None:
             constraint = None
-        cond += smoother.width if smoother is not None else 0
+        cond += optional_cond + (smoother.width if smoother is not None else 0)
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
         shape = (event,) if isinstance(event, int) else tuple(event)
@@ -86,6 +87,7 @@ class ModelConfig:
             self.backbone.build(shape, cond, self.levels, codec, variance), NoiseSchedule(CURVES[self.schedule](self.levels)),
             parameterization=self.parameterization, weight=weights[self.weight], clip=self.clip, codec=codec,
             preconditioning=Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=smoother),
+            optional_cond=optional_cond,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from .. import levels
-from ..model import DiffusionForcing
+from ..model import DiffusionForcing, mask_cond
 from ..windows import Batch, Source
 from .task import Task, TaskData
 
@@ -28,6 +28,11 @@ class Objective(Protocol):
 
     main_options: ClassVar[tuple[str, ...] | None] = None
     """Options that --help shows; the others stand in --help-all. None: all."""
+
+    @property
+    def drops_cond(self) -> bool:
+        """Whether it also trains without conditions, for which a new model is built with optional ones."""
+        return False
 
     @property
     def supports_fsdp(self) -> bool:
@@ -122,6 +127,10 @@ class Denoising(Objective):
         return levels.by_name(self.draw)((1, 2), 10, Generator()).past is not None
 
     @property
+    def drops_cond(self) -> bool:
+        return self.cond_drop > 0
+
+    @property
     def supports_fsdp(self) -> bool:
         return not self._separate_past
 
@@ -133,6 +142,9 @@ class Denoising(Objective):
         size, length, top = len(windows), source.length_of(windows), model.schedule.levels
         k, past = levels.by_name(self.draw, source.modalities)((size, length), top, generator)
         noise = torch.randn(size, length, *source.event, generator=generator)
+        if self.cond_drop and not model.optional_cond:
+            raise ValueError("cond_drop leaves conditions out, which needs a model that can do without: DiffusionForcing(..., "
+                             f"optional_cond=True), its backbone built with cond=c + 1; got cond_drop={self.cond_drop}")  # fmt: skip
         keep_cond = torch.rand(size, generator=generator) >= self.cond_drop if self.cond_drop else None
         clean = None
         if self.clean_context_prob:
@@ -149,7 +161,7 @@ class Denoising(Objective):
         # Padding is a token at level K: no backbone learns anything from it.
         k, past = (None if level is None else torch.where(batch.mask, level, model.schedule.levels) for level in (drawn.k, drawn.past))
         own = None if drawn.self_context is None else drawn.self_context * batch.mask
-        cond = batch.cond if drawn.keep_cond is None else batch.cond * drawn.keep_cond[:, None, None]
+        cond = batch.cond if drawn.keep_cond is None else mask_cond(batch.cond, drawn.keep_cond)
         return model(batch.x, k, cond, noise=drawn.noise, past=past, self_context=own)
 
 

@@ -64,7 +64,7 @@ def warp_frames(model: DiffusionForcing, frames: Tensor, tokens: Tensor, cond: T
     (b, t, a). Returns (b, t, stack, h, w, 4): colours, and how much of each pixel comes from within the frame.
     """
     backbone: Any = model.backbone
-    return backbone.warp_frames(frames, model.preconditioning.normalized(tokens), cond)
+    return backbone.warp_frames(frames, model.preconditioning.normalized(tokens), model.read_cond(tokens, cond))
 
 
 class DecoderNoise(NamedTuple):

@@ -64,5 +64,5 @@ def warp_error(model: DiffusionForcing, x: Tensor, cond: Tensor | None = None) -
     clean = preconditioning.normalized(x)
     level = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)[:, 1:]
     backbone: Any = model.backbone
-    estimate = backbone.warp_tokens(clean[:, :-1], level, None if cond is None else cond[:, 1:])
+    estimate = backbone.warp_tokens(clean[:, :-1], level, model.read_cond(x, cond)[:, 1:])
     return preconditioning.weigh((estimate - clean[:, 1:]) ** 2).flatten(2).mean(-1)

@@ -5,7 +5,24 @@ import torch
 from oracles import randomised, seeded
 from torch import nn
 
-from diffusion_forcing import RNN, Denoiser, DiffusionForcing, FusedSNR, MinSNR, NoiseSchedule, Transformer, Uniform, cosine, linear
+from diffusion_forcing import (
+    RNN,
+    Context,
+    Denoiser,
+    DiffusionForcing,
+    FusedSNR,
+    MinSNR,
+    NoiseSchedule,
+    Sampler,
+    Transformer,
+    Uniform,
+    autoregressive,
+    cosine,
+    full_sequence,
+    linear,
+    rollout,
+    sample,
+)
 from diffusion_forcing.backbones import repeat_state
 
 K = 30
@@ -337,7 +354,7 @@ def test_repeat_state_keeps_its_shape():
         ((4, 5, 3), (5,), None, r"expected shape \(4, 5\), got \(5,\)"),
         ((4, 5, 2), (4, 5), None, r"tokens of 3 numbers; got tokens of shape \(2,\)"),
         ((4, 5, 3, 1), (4, 5), None, r"tokens of 3 numbers; got tokens of shape \(3, 1\)"),
-        ((4, 5, 3), (4, 5), (4, 6, 1), r"cond covers \(4, 6\).*x is \(4, 5\)"),
+        ((4, 5, 3), (4, 5), (4, 6, 1), r"cond covers each token, \(4, 5\).*got \(4, 6, 1\)"),
         ((4, 5, 3), (4, 5), (4, 5, 2), "conditions of 1 numbers a token; got 2"),
         ((4, 5, 3), (4, 5), None, "conditions of 1 numbers a token; got 0"),
     ],
@@ -381,6 +398,74 @@ def test_a_backbone_that_cannot_be_forced_says_so():
         model(x, k, noise=noise, past=torch.zeros_like(k))
     with pytest.raises(ValueError, match="needs a causal transformer"):
         transformer(causal=False)(x, k, noise=noise, past=torch.zeros_like(k))
+
+
+class Returns(nn.Module):
+    """A causal backbone that returns whatever it is told to."""
+
+    causal = True
+
+    def __init__(self, returned):
+        super().__init__()
+        self.returned = returned
+
+    def forward(self, x, k, cond, state=None):
+        return self.returned(x, state)
+
+
+USES = {
+    "loss": lambda model, x, k: model(x, k),
+    "predict": lambda model, x, k: model.predict(x, k),
+    "absorb": lambda model, x, k: model.absorb(x),
+    "sample": lambda model, x, k: sample(model.denoiser(), SCHEDULE, x, full_sequence(5, SCHEDULE.ladder(3))),
+    "rollout": lambda model, x, k: rollout(model, Sampler(3).over(SCHEDULE, 1), 2, x),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda x, state: x, r"\(4, 5, 3\)"),
+        (lambda x, state: None, "NoneType"),
+        (lambda x, state: (x, state, state), r"\(4, 5, 3\), NoneType, NoneType"),
+        (lambda x, state: (x[..., :1], state), r"\(4, 5, 1\), NoneType"),  # would be broadcast in silence
+        (lambda x, state: (x[:, -1:], state), r"\(4, 1, 3\), NoneType"),
+    ],
+    ids=["bare", "nothing", "three", "narrow", "short"],
+)
+def test_a_backbone_that_returns_something_else_is_refused(use, returned, got):
+    model = DiffusionForcing(Returns(returned), SCHEDULE)
+    with pytest.raises(ValueError, match=rf"Returns should return \(out, state\).*it returned {got}\. check_backbone"):
+        use(model, *batch()[:2])
+
+
+def test_a_backbone_without_a_state_is_refused_where_one_is_needed():
+    """Tokens that others follow would be forgotten in silence: as a context, between windows, and once settled within a window."""
+    model = DiffusionForcing(Returns(lambda x, state: (0 * x, None)), SCHEDULE)
+    x, k, noise = batch()
+    assert model(x, k, noise=noise).shape == (4, 5)
+    assert sample(model.denoiser(), SCHEDULE, x, full_sequence(5, SCHEDULE.ladder(3))).shape == x.shape
+    window = Sampler(3).over(SCHEDULE, 1)
+    for call in (
+        lambda: model.absorb(x),
+        lambda: rollout(model, window, 2, x),
+        lambda: rollout(model, window, 2, x[:, :0]),
+        lambda: rollout(model, window, 2, x, past=Context(memory=2)),
+        lambda: sample(model.denoiser(), SCHEDULE, x, autoregressive(5, SCHEDULE.ladder(3))),
+    ):
+        with pytest.raises(ValueError, match=r"Returns returns no state.*return \(out, state\).*Context\(memory=0\)"):
+            call()
+    assert rollout(model, window, 2, x, past=Context(memory=0)).shape == (4, 2, 3)
+    empty = DiffusionForcing(Returns(lambda x, state: (0 * x, x.new_zeros(len(x), 0))), SCHEDULE)
+    assert rollout(empty, window, 2, x).shape == (4, 2, 3)
+
+
+def test_a_bidirectional_backbone_is_its_own_memory():
+    """Its state is the past itself, so roll-outs need nothing of their own."""
+    model = transformer(causal=False)
+    x, _, _ = batch()
+    assert rollout(model, Sampler(3).over(SCHEDULE, 2), 4, x, past=Context(memory=3)).shape == (4, 4, 3)
 
 
 def test_a_model_is_causal_if_its_backbone_is():

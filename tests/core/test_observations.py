@@ -167,7 +167,7 @@ def test_levels_of_what_is_known_are_checked(levels, words):
 def test_known_values_are_there_and_finite():
     schedule = SCHEDULES["cosine"]
     matrix = pin(full_sequence(3, schedule.ladder(5)), 0)
-    with pytest.raises(ValueError, match="values are missing"):
+    with pytest.raises(ValueError, match="token 0 below level K, where its value counts, and none is given"):
         start(schedule, matrix, (2, 1))
     known = torch.full((2, 3, 1), float("nan"))
     with pytest.raises(ValueError, match="NaN"):

@@ -24,6 +24,7 @@ from diffusion_forcing import (
 )
 from diffusion_forcing import orders as fast
 
+pytestmark = pytest.mark.filterwarnings("ignore:token .* is given, but this model is causal")  # any matrix is sampled
 K = 20
 SCHEDULE = NoiseSchedule(cosine(K))
 LADDER = SCHEDULE.ladder(5)

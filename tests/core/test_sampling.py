@@ -1,5 +1,6 @@
 """Sampling along a schedule matrix, and roll-outs of window after window."""
 
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -27,6 +28,7 @@ from diffusion_forcing import (
     sample,
     sigmoid,
     start,
+    start_at,
     stream,
     trapezoid,
 )
@@ -390,6 +392,44 @@ def refuse(**changes):
 def test_sample_says_what_is_wrong(changes, words):
     with pytest.raises(ValueError, match=words):
         refuse(**changes)
+
+
+GIVEN_LATER = {
+    "pinned": pin(full_sequence(4, SCHEDULE.ladder(3)), 2),
+    "uncertain": pin(pyramid(4, SCHEDULE.ladder(3)), 2, 300),
+    "observed": start_at(full_sequence(4, SCHEDULE.ladder(3)), torch.tensor([600, 1000, 300, 1000])),
+    "each its own": start_at(full_sequence(4, SCHEDULE.ladder(3)), torch.tensor([[0, 0, 1000, 1000], [1000, 1000, 0, 1000]])),
+}
+GIVEN_BEFORE = {
+    "nothing": trapezoid(4, SCHEDULE.ladder(3)),
+    "the past": pin(pyramid(4, SCHEDULE.ladder(3)), [0, 1]),
+    "an uncertain past": start_at(full_sequence(4, SCHEDULE.ladder(3)), torch.tensor([0, 300, 1000, 1000])),
+    "after what is never denoised": pin(pin(full_sequence(4, SCHEDULE.ladder(3)), 0, 1000), 1),
+    "everything": pin(full_sequence(4, SCHEDULE.ladder(3)), [0, 1, 2, 3]),
+}
+
+
+def sampled(matrix, causal=True, wrap=lambda denoise: denoise):
+    net = DiffusionForcing(Transformer(2, hidden=8, heads=2, layers=1, causal=causal), SCHEDULE)
+    return sample(wrap(net.denoiser()), SCHEDULE, torch.zeros(2, 4, 2), matrix)
+
+
+@pytest.mark.parametrize("matrix", GIVEN_LATER.values(), ids=GIVEN_LATER)
+def test_a_causal_model_that_is_given_later_tokens_warns(matrix):
+    with pytest.warns(UserWarning, match=r"token [12] is given, but this model is causal.*causal=False.*infill") as caught:
+        sampled(matrix)
+    assert caught[0].filename == __file__, "it points at the line that calls `sample`"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampled(matrix, causal=False)
+        sampled(matrix, wrap=lambda denoise: lambda x, k: denoise(x, k))
+
+
+@pytest.mark.parametrize("matrix", GIVEN_BEFORE.values(), ids=GIVEN_BEFORE)
+def test_it_does_not_warn_of_earlier_tokens(matrix):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampled(matrix)
 
 
 # Roll-outs.
@@ -842,3 +882,16 @@ def test_from_less_noise_roll_outs_keep_nearer_to_the_middle(way):
     assert torch.equal(tokens(0.0, 1), tokens(0.0, 2))  # nothing is left to chance
     apart = [float((tokens(noise, 1) - tokens(noise, 2)).abs().mean()) for noise in (0.5, 1.0)]
     assert 0 < apart[0] < apart[1]
+
+
+@every_kind
+def test_a_roll_out_has_no_pinned_tokens_but_its_context(build):
+    """Their values would be white noise, taken as known."""
+    for matrix in (pin(full_sequence(3, LADDER), 2), pin(pyramid(3, LADDER), 1, 5)):
+        with pytest.raises(ValueError, match=r"begins with token [12] below level K.*`sample`, in a roll-out as its context"):
+            rollout(build(), matrix, 3, context())
+
+
+def test_a_rolling_window_takes_no_matrix_of_its_own():
+    with pytest.raises(ValueError, match=r"endless pyramid, and no matrix of their own; give Sampler\(steps=, slope=\)"):
+        next(rolling(KINDS["rnn"](), Sampler(4, slope=2).along(pin(full_sequence(3, LADDER), 2)), 3, context()))

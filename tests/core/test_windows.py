@@ -136,6 +136,14 @@ def test_bad_values_are_named_with_their_place(bad):
         Windows(sequences, 4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_bad_conditions_are_named_with_their_place(bad):
+    conditions = [torch.zeros(5, 2), torch.zeros(5, 2)]
+    conditions[1][3, 0] = bad
+    with pytest.raises(ValueError, match="condition of sequence 1 holds NaN or infinite values, the first of token 3; fill them"):
+        Windows(numbered(5, 5), 4, conditions=conditions)
+
+
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_window_holds_a_token_at_least(length):
     with pytest.raises(ValueError, match="at least one token"):

@@ -9,7 +9,7 @@ from oracles import seeded
 from small import Waves, differing, logged, small, weights
 from torch import Tensor, nn
 
-from diffusion_forcing import DiffusionForcing, NoiseSchedule, cosine
+from diffusion_forcing import DiffusionForcing, NoiseSchedule, classifier_free, cosine
 from diffusion_forcing.backbones import RNN, RNNConfig
 from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig, replace
 from diffusion_forcing.engine.objective import Denoising, Objective
@@ -106,6 +106,57 @@ def test_self_context_begins_after_a_share_of_the_budget(tmp_path):
     assert losses["half"][:4] == losses["never"][:4]
     assert losses["half"][4] != losses["never"][4]
     assert losses["always"][0] != losses["never"][0]
+
+
+# Conditions that are left out.
+
+
+class AlsoFrom(Waves):
+    """Waves that train from another model too."""
+
+    def data_as(self, codec, raw=False):
+        return self.data()
+
+
+def dropping(share, task=None, **changes):
+    config = TrainConfig(steps=3, batch=8, warmup=0, validate_every=2, threads=1, **changes)
+    return Experiment(task or Waves(), ModelConfig(RNNConfig(hidden=8, blocks=1)), config, Denoising(cond_drop=share))
+
+
+def test_a_model_trained_without_its_condition_too_can_be_guided(tmp_path):
+    """One option builds the model, trains it and saves that it can do without; who fine-tunes it keeps that."""
+    train(dropping(0.5, AlsoFrom()), tmp_path / "first", quiet=True)
+    train(dropping(0.0, AlsoFrom(), init=str(tmp_path / "first")), tmp_path / "second", quiet=True)
+    for name in ("first", "second"):
+        model = DiffusionForcing.from_pretrained(tmp_path / name / "model")
+        assert (model.optional_cond, model.cond_width, model.traits.cond) == (True, 1, 2)
+        assert classifier_free(model, torch.zeros(2, 3, 1), 2.0)(torch.zeros(2, 3, 1), torch.full((2, 3), 9)).x0.shape == (2, 3, 1)
+    train(dropping(0.0, AlsoFrom()), tmp_path / "plain", quiet=True)
+    assert not DiffusionForcing.from_pretrained(tmp_path / "plain" / "model").optional_cond
+    with pytest.raises(ValueError, match=r"weights of .*plain do not fit this model"):
+        train(dropping(0.5, AlsoFrom(), init=str(tmp_path / "plain")), tmp_path / "third", quiet=True)
+
+
+def test_a_share_of_the_sequences_has_no_condition():
+    model = DiffusionForcing(RNN(1, 2, hidden=8, levels=K), NoiseSchedule(cosine(K)), optional_cond=True)
+    source = Waves().data().train
+    objective, windows = Denoising(cond_drop=0.3), source.draw(500, seeded(0))
+    batch, noise = source.read(windows), objective.draw_batch(model, source, windows, seeded(1))
+    assert (~noise.keep_cond).float().mean().item() == pytest.approx(0.3, abs=0.06)
+    read = []
+    model.backbone.register_forward_pre_hook(lambda _, arguments: read.append(arguments[2]))
+    objective(model, batch, noise)
+    assert torch.equal(read[0][..., -1], noise.keep_cond[:, None].expand(500, 6).float())
+    assert torch.equal(read[0][..., :1], torch.where(noise.keep_cond[:, None, None], batch.cond, 0.0))
+
+
+def test_conditions_are_dropped_where_there_are_any(tmp_path):
+    with pytest.raises(ValueError, match=r"the data of this task have none; set --objective\.cond-drop 0"):
+        train(small(objective__cond_drop=0.1), tmp_path, quiet=True)
+    model = DiffusionForcing(RNN(1, 1, hidden=8, levels=K), NoiseSchedule(cosine(K)))
+    source = Waves().data().train
+    with pytest.raises(ValueError, match=r"optional_cond=True\), its backbone built with cond=c \+ 1; got cond_drop=0.1"):
+        run_objective(model, source, Denoising(cond_drop=0.1), TrainConfig(steps=1, batch=4))
 
 
 @pytest.mark.parametrize(

@@ -254,12 +254,12 @@ def test_a_forced_past_needs_a_model_that_can_have_one(tmp_path):
         train(small(model__backbone=backbone, objective__draw="teacher_forced"), tmp_path, quiet=True)
 
 
-def test_dropping_every_condition_is_training_without_them(tmp_path):
+def test_what_a_condition_says_does_not_matter_where_it_is_dropped(tmp_path):
     def losses(name, informative, drop):
         train(replace(waves(Waves(informative=informative)), objective__cond_drop=drop), tmp_path / name, quiet=True)
         return logged(tmp_path / name)
 
-    assert losses("dropped", True, 1.0) == losses("without", False, 1.0)
+    assert losses("dropped", True, 1.0) == losses("dropped too", False, 1.0)
     assert losses("some", True, 0.5) != losses("none of half", False, 0.5)
     assert losses("kept", True, 0.0) != losses("none", False, 0.0)
 
