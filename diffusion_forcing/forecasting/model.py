@@ -24,7 +24,7 @@ from ..guidance import guide
 from ..likelihood import elbo
 from ..matrix import full_sequence, pin
 from ..model import Denoise, DiffusionForcing
-from ..sampler import Sampler
+from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
 from ..solver import angle_step
 from .features import SeriesFeatures, build_cond, build_joint_cond
@@ -174,6 +174,7 @@ class SeriesModel:
 
             denoise = guide(denoise, schedule, score, scale)
         x = noise if self.joint else noise.permute(2, 0, 1).reshape(d * n, steps, 1)
+        check_all_noise(sampler.matrix_for(schedule, steps), schedule)
         return decode(sample(denoise, schedule, x, sampler, generator=generator)).numpy()
 
     def _tokens(self, history: History, first: int, last: int, trusted: Array | None = None) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 from ..engine.config import from_dict, read_json
 from ..engine.pretrained import model_folder
 from ..model import Denoiser, DiffusionForcing
+from ..sampler import check_all_noise
 from ..sampling import Context, Memory, Sampler, sample
 from ..schedule import expand
 from ..solver import amplitudes, solver_step
@@ -159,7 +160,8 @@ class ImitationAgent:
         return self._denoise(x, modality, self.sampler)
 
     def _denoise(self, x: Tensor, modality: int, sampler: Sampler) -> Tensor:
-        """The next token, of that modality, from x (n, 1, width) at the sampler's first level."""
+        """The next token, of that modality, from white noise x (n, 1, width)."""
+        check_all_noise(sampler.matrix_for(self.model.schedule, 1), self.model.schedule)
         return self._without_padding(sample(self._denoiser(modality), self.model.schedule, x, sampler, generator=self.generator), modality)
 
     def _denoiser(self, modality: int) -> Denoiser:

@@ -22,7 +22,7 @@ from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import MonteCarlo, guide
 from ..model import DiffusionForcing
-from ..sampler import Sampler
+from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
 from .envs.maze2d import Array, Bools, Maze, by_name, check_inside
 from .episodes import Counts, Policy
@@ -255,7 +255,7 @@ class PlanningAgent(Policy):
         known = context.shape[1]
         noise = self.sampler.temperature * torch.randn(len(context), length, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
-        matrix = self.sampler.matrix_for(schedule, length)
+        matrix = check_all_noise(self.sampler.matrix_for(schedule, length), schedule)
         matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
         reward = self._reward(problem)
         token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
