@@ -15,7 +15,7 @@ VIDEO = ["train", "labyrinth", "--task.world.px", "16", "--task.world.size", "2"
          "--task.tokens", "3", "--task.stack", "2", "--task.patch", "4", "--task.components", "8", "--model.backbone.hidden", "16",
          "--train.batch", "4", "--train.minutes", "None", "--train.steps", "6", "--train.validate-every", "2", "--train.threads", "1",
          "--train.log-every", "1", "--train.optimizer", "adamw", "--objective.warp-steps", "7",
-         "--objective.self-context", "0.7"]  # fmt: skip
+         "--objective.self-context", "0.7", "--objective.cond-drop", "0.3"]  # fmt: skip
 TRANSFORMER = [
     "train",
     "composition",

@@ -314,7 +314,7 @@ def test_a_stage_before_the_training_is_not_repeated_by_a_resumed_run(tmp_path, 
 
 
 def test_a_stage_that_is_interrupted_leaves_nothing_to_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("diffusion_forcing.engine.train.fit", lambda *_, **__: False)
+    monkeypatch.setattr("diffusion_forcing.engine.train.run_objective", lambda *_, **__: False)
     result = train(small("labyrinth"), tmp_path, quiet=True)
     assert (result.status, result.step) == ("interrupted", 0)
     assert not (tmp_path / "checkpoint.safetensors").exists()
