@@ -9,7 +9,7 @@ import torch
 from ..model import DiffusionForcing
 from ..serialization import describe
 from . import checkpoint
-from .config import Experiment
+from .config import Experiment, GivenModel
 from .distributed import Distributed, check_device, device_kind
 from .pretrained import model_folder
 from .task import TaskData
@@ -38,13 +38,20 @@ def check(experiment: Experiment) -> None:
             raise ValueError("Muon needs whole matrices, which fsdp shards; use --train.parallel ddp or --train.optimizer adamw")
 
 
-def begin(experiment: Experiment, folder: Path, dist: Distributed) -> tuple[TaskData, DiffusionForcing, DiffusionForcing | None]:
-    """The data, the model to train, and the trained model that it begins with, if any."""
+def begin(
+    experiment: Experiment, folder: Path, dist: Distributed, model: DiffusionForcing | None = None, data: TaskData | None = None
+) -> tuple[TaskData, DiffusionForcing, DiffusionForcing | None]:
+    """The data, the model to train, and the trained model that it begins with, if any. model, data: where they are there already."""
     config, objective = experiment.train, experiment.objective
+    if model is None and isinstance(experiment.model, GivenModel):
+        raise ValueError(f"the model of {folder} was handed over from Python; call `fit` with it again, in the same folder")
     init = None if config.init is None else _load_init(config.init, folder, dist)
-    data = experiment.task.data() if init is None else objective.data(experiment.task, init.codec)  # type: ignore[arg-type]
+    if data is None:
+        data = experiment.task.data() if init is None else objective.data(experiment.task, init.codec)  # type: ignore[arg-type]
     torch.manual_seed(config.seed)
-    if experiment.model is None:
+    if model is not None:
+        return data, model.to(dist.device), init
+    if experiment.model is None or isinstance(experiment.model, GivenModel):
         assert init is not None
         model = objective.prepare(init)
         if model.cond_width not in (None, data.train.cond_width):

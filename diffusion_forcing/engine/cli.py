@@ -63,6 +63,8 @@ class RunOptions:
     """Seed of the sampling."""
     device: str = "cpu"
     """Where to sample: cpu, or cuda for tasks that support it (video)."""
+    backbone: str | None = None
+    """For a network of your own, module:name: a class, or a function without arguments that returns the network."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,7 @@ def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffus
     if "--pretrained" in words:
         experiment, model, folder = load_pretrained(words[0])
     else:
-        experiment, model = load_run(folder)
+        experiment, model = load_run(folder, backbone=_option(words, "--backbone"))
     task: Any = experiment.task
     whole = dataclasses.make_dataclass(kind.__name__, [_part("task", task)], bases=(kind,), frozen=True, kw_only=True)
     options = parse(whole, _spelled(words, task), prog, kind.__doc__, {"task": task.main_options})
@@ -300,6 +302,13 @@ def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffus
         raise ValueError(f"{type(task).__name__} samples on the CPU, which its models are small enough for; leave out --device "
                          f"{options.device}")  # fmt: skip
     return options, options.task, model.to(check_device(options.device)), folder
+
+
+def _option(words: list[str], name: str) -> str | None:
+    """The value of an option, before options are parsed."""
+    values = [after for word, after in zip(words, [*words[1:], None], strict=True) if word == name]
+    values += [word.removeprefix(f"{name}=") for word in words if word.startswith(f"{name}=")]
+    return values[-1] if values else None
 
 
 def _others(runs: tuple[Path, ...], task: Task, device: str) -> dict[str, tuple[Task, DiffusionForcing]]:

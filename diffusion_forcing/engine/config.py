@@ -92,6 +92,15 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class GivenModel:
+    """A model that Python code handed to `fit`, as model/config.json describes it. The network itself is in no file."""
+
+    description: dict[str, Any]
+
+    main_options: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Budget, optimiser and bookkeeping."""
 
@@ -149,6 +158,8 @@ class TrainConfig:
     """Threads of torch on a CPU; None leaves torch's choice."""
     wandb: bool = False
     """Also log to Weights & Biases (needs the extra)."""
+    quiet: bool = False
+    """Show no progress."""
 
     main_options: ClassVar[tuple[str, ...]] = ("steps", "minutes", "batch", "lr", "init", "seed", "device", "threads")
 
@@ -178,7 +189,7 @@ class Experiment:
     """A task, a model, a training and its objective. Recipes return one; every field can be set on the command line."""
 
     task: Task
-    model: ModelConfig | None = field(default_factory=ModelConfig)
+    model: ModelConfig | GivenModel | None = field(default_factory=ModelConfig)
     """None: a part of the model that --train.init names is trained, by an objective of such a part."""
     train: TrainConfig = field(default_factory=TrainConfig)
     objective: Objective = field(default_factory=Denoising)

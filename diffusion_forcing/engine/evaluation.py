@@ -102,8 +102,12 @@ def evaluate_denoising(
 def write_samples(
     model: DiffusionForcing, source: Source, folder: Path, *, sampler: Sampler, context: int, samples: int, seed: int, progress: Progress
 ) -> list[Path]:
-    """Samples as samples.npz, in raw units, beside the held-out windows they continue, and as a picture. Returns the files."""
+    """Samples as samples.npz, in raw units, beside the held-out windows they continue, and as a picture. Returns the files.
+
+    Where there are fewer windows than samples, several samples continue one.
+    """
     held_out = read_held_out(source, samples)
+    held_out = Batch(*(part[torch.arange(samples) % len(part)] for part in held_out))
     context = min(context, held_out.x.shape[1] - 1) if context == 1 else context
     drawn = sample_held_out(model, held_out, sampler, context, seed, progress)
     arrays, picture = folder / "samples.npz", folder / "samples.png"

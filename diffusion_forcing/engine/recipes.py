@@ -10,6 +10,7 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..registry import load
 from .config import Experiment, replace
@@ -133,14 +134,22 @@ def find(name: str) -> Recipe:
         return RECIPES[name]
     if ":" not in name:
         raise ValueError(f"there is no recipe {name!r}; `dforce list` shows {', '.join(RECIPES)}; your own goes as module:function")
-    module_name, _, function_name = name.partition(":")
+    function = import_own(name, "the recipe")
+    return Recipe(name, (function.__doc__ or "").strip())
+
+
+def import_own(name: str, what: str) -> Any:
+    """The function or class that `module:name` stands for, from the current folder or an installed package. For names that a user types.
+
+    what: what it is for, as a message says it.
+    """
+    module_name, _, attribute = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"cannot import {module_name!r} for the recipe {name!r}: {error}; run from the folder that holds it") from error
-    function = vars(module).get(function_name)
-    if not callable(function):
-        raise ValueError(f"{module_name} has no function {function_name!r}")
-    return Recipe(name, (function.__doc__ or "").strip())
+        raise ValueError(f"cannot import {module_name!r} for {what} {name!r}: {error}; run from the folder that holds it") from error
+    if not callable(vars(module).get(attribute)):
+        raise ValueError(f"{module_name} has no function {attribute!r}")
+    return vars(module)[attribute]

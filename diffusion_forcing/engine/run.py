@@ -14,11 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..files import write_atomically
 from ..model import DiffusionForcing
-from .config import Experiment, load_experiment, read_json, save_experiment, to_dict
+from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
 from .objective import OBJECTIVES
-from .recipes import find
+from .recipes import find, import_own
 from .task import TASKS, Evaluation
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
@@ -34,13 +36,18 @@ BUDGET = (
     "device",
     "threads",
     "wandb",
+    "quiet",
 )
+FIT = "fit"
+"""What stands for the recipe of a run that `fit` made."""
 
 
-def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False) -> None:
+def open_run(
+    folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False, facts: dict[str, str] | None = None
+) -> None:
     """Make a run's folder, or check that an existing one is of the same experiment, to be resumed.
 
-    fresh: rename an existing run and start a new one.
+    fresh: rename an existing run and start a new one. facts: what run.json says besides.
     """
     config = folder / CONFIG
     if config.exists() and fresh:
@@ -51,12 +58,13 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
         free = {*(f"train.{name}" for name in BUDGET), *(f"task.{name}" for name in experiment.task.evaluation_options)}
         changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in free]
         if changed and (folder / "checkpoint.safetensors").exists():
-            raise ValueError(
-                f"{folder} holds a run with other options ({'; '.join(changed[:3])}). Train under another name (--name NAME), or set "
-                "the old run aside with --fresh."
-            )
+            way = "Train under another name (--name NAME), or set the old run aside with --fresh."
+            if recipe == FIT:
+                way = "Give another folder=..., or rename or delete this one."
+            raise ValueError(f"{folder} holds a run with other options ({'; '.join(changed[:3])}). {way}")
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about(recipe, experiment, command), indent=2) + "\n"))
+    facts = {**about(recipe, experiment, command), **(facts or {})}
+    write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(facts, indent=2) + "\n"))
     write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
 
 
@@ -73,7 +81,7 @@ def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
     packages = ("diffusion_forcing", "torch", "numpy", "einops")
     return {
         "recipe": recipe,
-        "doc": find(recipe).about.split("\n")[0],
+        "doc": "Trained from Python." if recipe == FIT else find(recipe).about.split("\n")[0],
         "command": command,
         "seed": experiment.train.seed,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -83,8 +91,10 @@ def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
     }
 
 
-def load_run(folder: Path) -> tuple[Experiment, DiffusionForcing]:
-    """A run's experiment and trained model."""
+def load_run(folder: Path, backbone: nn.Module | str | None = None) -> tuple[Experiment, DiffusionForcing]:
+    """A run's experiment and trained model. backbone: where the run used a network of your own class, one such, which gets the saved
+    weights, or where to import it from, "module:name" (see `own_backbone`).
+    """
     if not (folder / CONFIG).exists():
         known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
         hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"
@@ -92,7 +102,30 @@ def load_run(folder: Path) -> tuple[Experiment, DiffusionForcing]:
     experiment = load_experiment(folder / CONFIG, _classes_of(folder))
     if not (folder / "model").exists():
         raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
-    return experiment, DiffusionForcing.from_pretrained(folder / "model")
+    if backbone is None and read_json(folder / "model" / CONFIG).get("backbone", {}).get("kind") == "custom":
+        about = read_json(folder / ABOUT) if (folder / ABOUT).exists() else {}
+        raise ValueError(f"{folder} uses a network of your own, and opening a run imports nothing that a file names: add --backbone "
+                         f"{about.get('backbone', 'module:Class')} (that class, or a function without arguments that returns the network), "
+                         "or call load_run(folder, backbone=...)")  # fmt: skip
+    network = own_backbone(backbone, folder) if isinstance(backbone, str) else backbone
+    return replace(experiment, task=experiment.task.within(folder)), DiffusionForcing.from_pretrained(folder / "model", backbone=network)
+
+
+def own_backbone(reference: str, folder: Path) -> nn.Module:
+    """The network that a user names as `module:name`: a function without arguments, or a class, called with what the run's model says of
+    its `config`.
+    """
+    made = import_own(reference, "--backbone")
+    config = read_json(folder / "model" / CONFIG).get("backbone", {})
+    options = {name: value for name, value in config.items() if name != "kind"} if isinstance(made, type) else {}
+    try:
+        network = made(**options)
+    except TypeError as error:
+        raise ValueError(f"--backbone {reference}: {error}; name a function without arguments that returns the network, or a class whose "
+                         "`config` holds its arguments")  from error  # fmt: skip
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"--backbone {reference} gives a {type(network).__name__}; it must give a network, an nn.Module")
+    return network
 
 
 def _classes_of(folder: Path) -> tuple[type, ...]:

@@ -64,6 +64,10 @@ class Task(Protocol):
 
     # Optional parts.
 
+    def within(self, folder: Path) -> Task:
+        """The task with the files that it keeps in a run's folder."""
+        return self
+
     @property
     def default_samples(self) -> int:
         """Samples that `evaluate` draws if the command gives no number."""
@@ -103,6 +107,7 @@ TASKS: dict[str, str] = {
     "Forecasting": "diffusion_forcing.forecasting.task:Forecasting",
     "Imitation": "diffusion_forcing.imitation.task:Imitation",
     "Maze2D": "diffusion_forcing.planning.task:Maze2D",
+    "Sequences": "diffusion_forcing.engine.sequences:Sequences",
     "Video": "diffusion_forcing.video.task:Video",
 }
 """Our own tasks: the name of each class, as a run's file says it, and where the class is."""

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from ..files import read_tensors
+from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, describe, save_model
 from . import checkpoint, optim
 from .begin import begin, check
@@ -49,18 +50,21 @@ class Diverged(RuntimeError):
     """The loss or its gradient became NaN or infinite."""
 
 
-def train(experiment: Experiment, folder: Path, *, quiet: bool = False) -> Result:
+def train(
+    experiment: Experiment, folder: Path, *, quiet: bool = False, model: DiffusionForcing | None = None, data: TaskData | None = None
+) -> Result:
     """Train an experiment in a folder, continuing from its checkpoint if it has one; leaves `folder/model` behind.
 
+    model, data: the network to train and what to train it on, where they are there already and not the experiment's to make.
     Ctrl-C and SIGTERM finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
     """
-    config = experiment.train
+    config, quiet = experiment.train, quiet or experiment.train.quiet
     check(experiment)
     with join_processes(config.device) as dist, interruptible() as interrupt:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
-        data, model, init = begin(experiment, folder, dist)
+        data, model, init = begin(experiment, folder, dist, model, data)
         elapsed = 0.0
         if not checkpoint.exists(folder):
             for stage in experiment.objective.stages(model, init):

@@ -56,6 +56,6 @@ def _paper(maze: Any) -> Experiment:
 
 def diffuser(experiment: Experiment) -> Experiment:
     """Diffuser on the same maze: full-sequence diffusion whose plans a PD controller follows (--task.policy diffuser: its own actions)."""
-    if not isinstance(experiment.task, Maze2D) or experiment.model is None or experiment.model.backbone.causal:
+    if not isinstance(experiment.task, Maze2D) or not isinstance(experiment.model, ModelConfig) or experiment.model.backbone.causal:
         raise ValueError("the baseline diffuser is for maze2d recipes with --backbone transformer; choose another, or leave out --baseline")
     return replace(experiment, task__policy="diffuser_pd", objective__draw="shared", objective__clean_context_prob=0.0)
