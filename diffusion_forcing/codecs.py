@@ -44,6 +44,11 @@ class Normalize(nn.Module):
         std = flat.std(0, unbiased=False)
         return cls(flat.mean(0), torch.where(std > 0, std, torch.ones_like(std)))
 
+    @property
+    def log_det(self) -> Tensor:
+        """Of one frame."""
+        return -self.std.double().log().sum()
+
     def encode(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std
 
@@ -69,6 +74,11 @@ class Stack(nn.Module):
     def stack(self) -> int:
         """Frames in a token."""
         return self.frames
+
+    @property
+    def log_det(self) -> Tensor:
+        """Nothing is scaled."""
+        return torch.zeros((), dtype=torch.float64)
 
     def encode(self, x: Tensor) -> Tensor:
         if x.shape[1] % self.frames:
@@ -106,6 +116,11 @@ class _Directions(nn.Module):
         super().__init__()
         self.register_buffer("mean", mean.float())
         self.register_buffer("basis", basis.float().contiguous())
+
+    @property
+    def log_det(self) -> Tensor | None:
+        """0 for a rotation; None where directions are dropped, for then data off the others have no density."""
+        return torch.zeros((), dtype=torch.float64) if self.basis.shape[0] == self.basis.shape[1] else None
 
     def encode(self, tokens: Tensor) -> Tensor:
         return (tokens - self.mean) @ self.basis
@@ -148,6 +163,11 @@ class Whiten(_Directions):
             raise ValueError("cannot whiten data that never vary")
         number = varies if keep is None else min(keep, varies)
         return cls(mean, basis[:, :number], std[:number])
+
+    @property
+    def log_det(self) -> Tensor | None:
+        rotation = super().log_det
+        return None if rotation is None else rotation - self.scale.double().log().sum()
 
     def encode(self, tokens: Tensor) -> Tensor:
         return super().encode(tokens) / self.scale
@@ -233,6 +253,17 @@ class Chain(nn.Module):
         """Frames in a token."""
         return math.prod(codec_traits(part).stack for part in self.parts)
 
+    @property
+    def log_det(self) -> Tensor | None:
+        """The sum over the parts, each as often as a token holds what it encodes; None where a part does not know its own."""
+        total = torch.zeros((), dtype=torch.float64)
+        for part in self.parts:
+            traits = codec_traits(part)
+            if traits.log_det is None:
+                return None
+            total = total * traits.stack + traits.log_det
+        return total
+
     def encode(self, x: Tensor) -> Tensor:
         for part in self.parts:
             x = part.encode(x)  # type: ignore[operator]
@@ -269,11 +300,14 @@ class CodecTraits:
     """Frames of a token."""
     patches: Any = None
     """The codec of patches that its tokens come from (`video.codec.Patches`), for networks that warp pixels."""
+    log_det: Tensor | None = None
+    """ln |d token / d raw data| of one token: its log-likelihood plus this is that of its raw data. None: unknown, or no such number."""
 
 
 def codec_traits(codec: Any) -> CodecTraits:
     """What a codec declares of its tokens; what it does not declare has its default."""
-    return CodecTraits(getattr(codec, "variance", None), int(getattr(codec, "stack", 1)), getattr(codec, "patches", None))
+    return CodecTraits(getattr(codec, "variance", None), int(getattr(codec, "stack", 1)), getattr(codec, "patches", None),
+                       getattr(codec, "log_det", None))  # fmt: skip
 
 
 def describe_codec(codec: Any) -> Any:

@@ -107,6 +107,15 @@ def joint_log_likelihood(
     return _flow(schedule, denoise, x, levels, steps, vectors, probes is None).sum(-1)
 
 
+def bits_per_number(log_likelihood: Tensor, numbers: int, log_det: Tensor | float = 0.0) -> Tensor:
+    """Nats of some tokens as bits for each of the `numbers` they hold; the fewer the better the model. As `log_likelihood` in shape.
+
+    log_det: of the codec, for those tokens (`codec_traits(codec).log_det` is of one): bits are then of raw data, else of encoded tokens.
+    """
+    check_counts(numbers=numbers)
+    return -(log_likelihood + log_det) / (numbers * math.log(2))
+
+
 def _flow(schedule: NoiseSchedule, denoise: Denoise, x: Tensor, k: Tensor, steps: int, vectors: Tensor, exact: bool) -> Tensor:
     """Log-density of tokens x at levels k, (b, t): each goes up from its own level to K, along its velocity in the angle.
 

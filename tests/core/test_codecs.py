@@ -6,7 +6,17 @@ from oracles import seeded
 from torch import nn
 
 from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine
-from diffusion_forcing.codecs import Chain, Normalize, Stack, Whiten, build_codec, describe_codec, principal_directions
+from diffusion_forcing.codecs import (
+    Chain,
+    Normalize,
+    Rotate,
+    Stack,
+    Whiten,
+    build_codec,
+    codec_traits,
+    describe_codec,
+    principal_directions,
+)
 
 
 def frames(n=40, t=12, d=3, seed=0):
@@ -151,6 +161,33 @@ def test_statistics_are_saved_with_a_model(make, tmp_path):
     loaded = DiffusionForcing.from_pretrained(tmp_path).codec
     assert torch.equal(loaded.encode(x), tokens)
     assert torch.equal(loaded.decode(tokens), codec.decode(tokens))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Normalize.fit,
+        Whiten.fit,
+        Rotate.fit,
+        chain,
+        lambda x: Chain(chain(x)),
+        lambda x: Chain(Stack(2), Normalize.fit(Stack(2).encode(x))),
+    ],
+    ids=["normalize", "whiten", "rotate", "chain", "nested", "stacked first"],
+)
+def test_a_codec_knows_how_much_it_stretches_raw_data(make):
+    """ln |det| of the derivative of a token by the frames it is made of."""
+    x = frames().double()
+    codec = make(frames()).double()
+    stack = codec_traits(codec).stack
+    derivative = torch.autograd.functional.jacobian(lambda part: codec.encode(part[None])[0, 0], x[0, :stack])
+    exact = torch.linalg.slogdet(derivative.reshape(3 * stack, 3 * stack))[1]
+    torch.testing.assert_close(codec_traits(codec).log_det, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_codec_that_drops_directions_has_no_determinant():
+    for codec in (Whiten.fit(flat_frames()), chain(flat_frames()), Chain(nn.Identity(), Stack(2)), None):
+        assert codec_traits(codec).log_det is None
 
 
 def test_a_description_gives_a_codec_of_the_same_shapes():

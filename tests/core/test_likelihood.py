@@ -8,7 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import Gaussian, amplitudes, ar1, believing, mixed, randomised, seeded
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Transformer, cosine, elbo, joint_log_likelihood, linear, log_likelihood
+from diffusion_forcing import (
+    RNN,
+    DiffusionForcing,
+    NoiseSchedule,
+    Transformer,
+    bits_per_number,
+    cosine,
+    elbo,
+    joint_log_likelihood,
+    linear,
+    log_likelihood,
+)
+from diffusion_forcing.codecs import Normalize, codec_traits
 from diffusion_forcing.likelihood import forced_by, forced_by_denoiser
 
 K = 200
@@ -335,6 +347,17 @@ def test_the_flow_calls_the_model_once_a_step():
     assert levels[0].tolist() == [0, 50]
     assert levels[-1].tolist() == [K, K]
     assert (levels.diff(dim=0) >= 0).all()
+
+
+def test_bits_are_of_raw_data_if_the_codec_is_counted():
+    """Numbers of standard deviation 8, encoded to 1: three bits more of raw data each."""
+    codec = Normalize(torch.zeros(2), torch.full((2,), 8.0))
+    nats = log_likelihood(lambda x, k, *past: believing(SCHEDULE, 0 * x + SCHEDULE.alpha(k)[..., None] * x, x, k), SCHEDULE, tokens()[0])
+    encoded, raw = bits_per_number(nats, 2), bits_per_number(nats, 2, codec_traits(codec).log_det)
+    torch.testing.assert_close(encoded, (tokens()[0] ** 2 / 2 + math.log(2 * math.pi) / 2).mean(-1) / math.log(2))
+    torch.testing.assert_close(raw.double(), encoded.double() + 3)
+    with pytest.raises(ValueError, match="numbers"):
+        bits_per_number(nats, 0)
 
 
 def test_flows_that_cannot_be_followed_are_refused():
