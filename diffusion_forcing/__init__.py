@@ -8,7 +8,7 @@ Train with each token at its own random level; then one model and a schedule mat
 from .backbones import RNN, Backbone, Transformer, check_backbone
 from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
-from .likelihood import bits_per_number, elbo, joint_log_likelihood, log_likelihood
+from .likelihood import bits_per_number, elbo, infer_level, joint_log_likelihood, log_likelihood
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
 from .model import Denoiser, DiffusionForcing, mask_cond
 from .parameterization import Prediction
@@ -52,6 +52,7 @@ __all__ = [
     "guide",
     "history_guidance",
     "independent",
+    "infer_level",
     "joint_log_likelihood",
     "linear",
     "log_likelihood",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -63,7 +64,10 @@ def elbo(
 
 STEPS = 32  # of the flow; on Gaussian tokens the error is then below 0.01 nats a number where standard deviations are 0.05 to 1.5
 EXACT = 4096  # as many numbers have an exact trace, a backward pass each and step
-NARROW = 0.02  # angles below which steps are even; above, they grow in proportion to the angle
+CANDIDATES, WIDEST = 24, 20.0  # steps between levels that a token is tried at, and the noise of the highest
+SEQUENCES = 2048  # in one call of the network while tokens are tried
+SETTLED = 0.1  # nats: a level is not changed for less
+NARROW = 0.03, 0.05  # angles at both ends of the flow within which steps are even; in between they are in proportion to the angle
 
 
 @torch.no_grad()
@@ -116,6 +120,103 @@ def bits_per_number(log_likelihood: Tensor, numbers: int, log_det: Tensor | floa
     return -(log_likelihood + log_det) / (numbers * math.log(2))
 
 
+@torch.no_grad()
+def infer_level(
+    model: DiffusionForcing | Denoise, schedule: NoiseSchedule, x: Tensor, absent: Tensor | None = None, cond: Tensor | None = None, *,
+    candidates: Tensor | None = None, threshold: float = 3.0, generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """The noise level of each token of observed sequences, (b, t): that at which it is most likely given the others.
+
+    x: tokens (b, t, *event) as measured, clean tokens plus noise of unknown size or none. absent: (b, t), True where there is no token; it
+    gets level K. threshold: a token is doubted where that makes it more likely by this many nats; 3 is as if one in 20 were bad.
+    candidates: ascending levels to choose from, the first that of tokens not doubted; None: 25, from 0 to noise of 20. generator: of the
+    noise that stands in for absent tokens; seed 0 if None. The result is for `start_at`: sampling from there repairs the sequences.
+
+    A bad token makes its neighbours look bad. So the token that gains the most is changed first, then all are tried again, until none
+    gains: a round for each bad token of a sequence and one more, in which every token is tried at every candidate. A causal model judges
+    tokens one after another by their past alone: later ones cannot vouch for them. A function (x, k) -> Prediction is taken to see
+    everything, and must take any number of sequences.
+    """
+    if isinstance(model, Denoiser):
+        return infer_level(model.model, schedule, x, absent, model.cond, candidates=candidates, threshold=threshold, generator=generator)
+    b, t = x.shape[:2]
+    choices = _choices(schedule, candidates).to(x.device)
+    gone = torch.zeros(b, t, dtype=torch.bool, device=x.device) if absent is None else absent.expand(b, t)
+    noise = _randn(x, torch.Generator(x.device).manual_seed(0) if generator is None else generator)
+    chosen = torch.zeros(b, t, dtype=torch.long, device=x.device)
+
+    def scores(rows: Tensor, tokens: Tensor, length: int) -> Tensor:
+        """(n, c): how likely token tokens[i] of sequence rows[i], of which `length` tokens are seen, is at each candidate."""
+        k = torch.where(gone[rows, :length], schedule.levels, choices[chosen[rows, :length]])
+        shown = torch.where(expand(gone[rows, :length], x), noise[rows, :length], expand(schedule.alpha(k), x) * x[rows, :length])
+        denoise = model
+        if isinstance(model, DiffusionForcing):
+            denoise = model.denoiser(None if cond is None else cond[rows, :length])
+        return _profile(denoise, schedule, shown, k, x[rows, tokens], tokens, choices) - threshold * (choices > choices[0])
+
+    if isinstance(model, DiffusionForcing) and model.causal:
+        everyone = torch.arange(b, device=x.device)
+        for last in range(t):
+            chosen[:, last] = _in_parts(scores, everyone, torch.full_like(everyone, last), last + 1).argmax(1)
+        return torch.where(gone, schedule.levels, choices[chosen])
+    unsettled = torch.arange(b, device=x.device)
+    for _ in range(4 * t):
+        rows, tokens = (part.flatten() for part in torch.meshgrid(unsettled, torch.arange(t, device=x.device), indexing="ij"))
+        table = _in_parts(scores, rows, tokens, t).view(len(unsettled), t, -1)
+        best, at = table.max(-1)
+        gain = best - table.gather(-1, chosen[unsettled, :, None])[..., 0]
+        most, first = gain.masked_fill(gone[unsettled], -torch.inf).max(1)
+        moved = most > SETTLED
+        unsettled = unsettled[moved]
+        if not len(unsettled):
+            break
+        chosen[unsettled, first[moved]] = at[moved, first[moved]]
+    return torch.where(gone, schedule.levels, choices[chosen])
+
+
+def _profile(
+    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, k: Tensor, y: Tensor, token: Tensor, candidates: Tensor
+) -> Tensor:  # fmt: skip
+    """(n, c) log-density of clean token plus noise at y (n, *event), for noise of each candidate, over that for the first candidate's.
+
+    y is in the place token (n,) of x (n, t, *event); the others are as they stand, at levels k (n, t). With s = sigma / alpha and d
+    numbers, d log p_s(y) / d log s = tr(d x0 / d y) - d + |y - x0|^2 / s^2 at a fixed y: one call at each candidate gives them all.
+    """
+    n, c = len(y), len(candidates)
+    own = candidates.repeat(n)
+    here = torch.arange(n * c, device=x.device), token.repeat_interleave(c)
+    k = k.repeat_interleave(c, dim=0)
+    k[here] = own
+    shown = x.repeat_interleave(c, dim=0)
+    with torch.enable_grad():
+        noisy = (expand(schedule.alpha(own)[:, None], shown)[:, 0] * y.repeat_interleave(c, dim=0)).requires_grad_()
+        pred = denoise(shown.index_put(here, noisy), k)
+        numbers = pred.x0[here].flatten(1).sum(0).unbind()  # over sequences, which do not depend on each other
+    trace = torch.zeros(n * c, dtype=torch.float64, device=x.device)
+    for i, number in enumerate(numbers):
+        (change,) = torch.autograd.grad(number, noisy, retain_graph=True)
+        trace += change.flatten(1)[:, i].double()
+    rate = schedule.alpha(own).double() * trace - len(numbers) + (pred.eps[here].flatten(1).double() ** 2).sum(1)
+    rate, at = rate.view(n, c), (schedule.sigma(candidates).double() / schedule.alpha(candidates).double()).log()
+    width = at.diff().where(candidates[:-1] > 0, 1.0)  # the rate grows like s^2 from level 0: its integral is half of where it gets to
+    return torch.cat([rate.new_zeros(n, 1), ((rate[:, :-1] + rate[:, 1:]) / 2 * width).cumsum(1)], dim=1)
+
+
+def _in_parts(scores: Callable[[Tensor, Tensor, int], Tensor], rows: Tensor, tokens: Tensor, length: int) -> Tensor:
+    size = max(1, SEQUENCES // CANDIDATES)
+    return torch.cat([scores(*part, length) for part in zip(rows.split(size), tokens.split(size), strict=True)])
+
+
+def _choices(schedule: NoiseSchedule, candidates: Tensor | None) -> Tensor:
+    """Ascending levels that a token may have: those given, or the rungs of a flow that ends where noise is WIDEST."""
+    if candidates is None:
+        place = _place(_angle(schedule))[: int(schedule.level_of(WIDEST)) + 1]
+        return _rungs(place, torch.zeros((), dtype=torch.long, device=place.device), CANDIDATES).unique()
+    if candidates.ndim != 1 or len(schedule.check_k(candidates)) < 2 or not (candidates.diff() > 0).all():
+        raise ValueError(f"candidates are two or more ascending levels, as schedule.ladder(24); got {candidates.tolist()}")
+    return candidates
+
+
 def _flow(schedule: NoiseSchedule, denoise: Denoise, x: Tensor, k: Tensor, steps: int, vectors: Tensor, exact: bool) -> Tensor:
     """Log-density of tokens x at levels k, (b, t): each goes up from its own level to K, along its velocity in the angle.
 
@@ -123,8 +224,8 @@ def _flow(schedule: NoiseSchedule, denoise: Denoise, x: Tensor, k: Tensor, steps
     """
     if steps < 1:
         raise ValueError(f"the flow takes at least one step; got steps={steps}")
-    angle = torch.atan2(schedule.sigma_table.double(), schedule.alpha_table.double()).to(x.device)
-    rungs = _rungs(angle, k, min(steps, schedule.levels))
+    angle = _angle(schedule).to(x.device)
+    rungs = _rungs(_place(angle), k, min(steps, schedule.levels))
     velocity, divergence = _divergence(schedule, denoise, x, rungs[0], vectors, exact)
     total = torch.zeros_like(divergence)
     for low, high in itertools.pairwise(rungs):
@@ -180,9 +281,18 @@ def _levels(schedule: NoiseSchedule, x: Tensor, k: Tensor | None) -> Tensor:
     return torch.zeros(b, t, dtype=torch.long, device=x.device) if k is None else schedule.check_k(k).expand(b, t)
 
 
-def _rungs(angle: Tensor, k: Tensor, steps: int) -> Tensor:
-    """Levels on the way of each token from its own, k (b, t), to K: (steps+1, b, t). Finer at small angles, as narrow tokens need."""
-    place = torch.asinh(angle / NARROW)
+def _angle(schedule: NoiseSchedule) -> Tensor:
+    """atan(sigma / alpha) of each level, (K+1,): from 0 to nearly a quarter turn."""
+    return torch.atan2(schedule.sigma_table.double(), schedule.alpha_table.double())
+
+
+def _place(angle: Tensor) -> Tensor:
+    """Where steps are even: finer at the bottom for tokens that others nearly tell, at the top for wide ones and errors of eps."""
+    return torch.asinh(angle / NARROW[0]) - torch.asinh((torch.pi / 2 - angle) / NARROW[1])
+
+
+def _rungs(place: Tensor, k: Tensor, steps: int) -> Tensor:
+    """Levels on the way from each of k (...) to K, evenly spread in `place` (K+1,), which rises from level to level: (steps+1, ...)."""
     share = torch.arange(steps + 1, device=k.device, dtype=torch.float64).view(-1, *[1] * k.ndim) / steps
     wanted = place[k] + (place[-1] - place[k]) * share
     above = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
