@@ -107,3 +107,43 @@ class Gaussian:
         width = y.shape[2]
         constant = width * (len(tokens) * math.log(2 * math.pi) + torch.logdet(covariance))
         return -0.5 * ((white**2).sum((1, 2)) + constant)
+
+
+class ExactBackbone(nn.Module):
+    """The best network for a zero-mean Gaussian process, with x0-prediction. Its state is the past itself, with its levels.
+
+    covariance: (t*d, t*d) of t tokens of d numbers.
+    """
+
+    def __init__(self, schedule: NoiseSchedule, covariance: Tensor, width: int = 1, causal: bool = False) -> None:
+        super().__init__()
+        self.schedule, self.covariance, self.width, self.causal = schedule, covariance.double(), width, causal
+        self.config = {"width": width, "levels": schedule.levels}
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: tuple[Tensor, Tensor] | None = None):
+        past = 0 if state is None else state[0].shape[1]
+        if state is not None:
+            x, k = torch.cat([state[0], x], dim=1), torch.cat([state[1], k], dim=1)
+        return self.mean(x, k)[:, past:], (x, k)
+
+    def forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        each = []
+        for i in range(x.shape[1]):
+            tokens = torch.cat([past_x[:, :i], x[:, i : i + 1]], dim=1)
+            each.append(self.mean(tokens, torch.cat([past_k[:, :i], k[:, i : i + 1]], dim=1))[:, -1])
+        return torch.stack(each, dim=1)
+
+    def mean(self, x: Tensor, k: Tensor) -> Tensor:
+        """E[x | noisy tokens], all of them or those up to each."""
+        b, t, d = x.shape
+        k = k[:1] if bool((k == k[:1]).all()) else k
+        alpha = self.schedule.alpha_table.double()[k].repeat_interleave(d, dim=1)
+        sigma = self.schedule.sigma_table.double()[k].repeat_interleave(d, dim=1)
+        prior = self.covariance[: t * d, : t * d]
+        root = torch.linalg.cholesky(alpha[:, :, None] * prior * alpha[:, None] + torch.diag_embed(sigma**2 + 1e-12))
+        cross = torch.linalg.solve_triangular(root, alpha[:, :, None] * prior, upper=False).mT
+        if self.causal:
+            token = torch.arange(t).repeat_interleave(d)
+            cross = cross * (token[:, None] >= token)
+        white = torch.linalg.solve_triangular(root, x.double().reshape(b, -1, 1), upper=False)
+        return (cross @ white).view(b, t, d).to(x.dtype)

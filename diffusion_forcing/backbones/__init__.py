@@ -4,7 +4,7 @@ A backbone is `(x, k, cond, state=None) -> (out, state)`: out has the shape of x
 a prefix, then the rest with the returned state. What else a network may declare is in `base.Traits`.
 """
 
-from .base import Backbone, BackboneConfig, State, Traits, batch_of, join_states, repeat_state, traits_of
+from .base import Backbone, BackboneConfig, State, Traits, batch_of, join_states, repeat_state, select_state, traits_of
 from .check import BackboneReport, check_backbone
 from .conv_rnn import ConvRNN, ConvRNNConfig
 from .rnn import RNN, RNNConfig
@@ -35,5 +35,6 @@ __all__ = [
     "check_backbone",
     "join_states",
     "repeat_state",
+    "select_state",
     "traits_of",
 ]

@@ -97,6 +97,15 @@ def repeat_state(state: State, copies: int) -> State:
     return _rebuild(state, [repeat_state(part, copies) for part in state])
 
 
+def select_state(state: State, index: Tensor) -> State:
+    """The sequences of a state that index (n,) names, in its order: (b, ...) to (n, ...)."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state[index]
+    return _rebuild(state, [select_state(part, index) for part in state])
+
+
 def join_states(one: State, other: State) -> State:
     """Two states of one network as one: (a, ...) and (b, ...) to (a + b, ...)."""
     if isinstance(one, Tensor):
