@@ -11,6 +11,7 @@ from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, s
 from .likelihood import bits_per_number, elbo, infer_level, joint_log_likelihood, log_likelihood
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
 from .model import Denoiser, DiffusionForcing, mask_cond
+from .observations import Observation, filter, infill, interpolate, observe, smooth
 from .parameterization import Prediction
 from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother
 from .sampler import Context, Sampler
@@ -33,6 +34,7 @@ __all__ = [
     "MinSNR",
     "MonteCarlo",
     "NoiseSchedule",
+    "Observation",
     "Preconditioning",
     "Prediction",
     "Sampler",
@@ -48,11 +50,14 @@ __all__ = [
     "cosine",
     "ddim_step",
     "elbo",
+    "filter",
     "full_sequence",
     "guide",
     "history_guidance",
     "independent",
     "infer_level",
+    "infill",
+    "interpolate",
     "joint_log_likelihood",
     "linear",
     "log_likelihood",
@@ -60,6 +65,7 @@ __all__ = [
     "mixture",
     "noisy_context",
     "noisy_prefix",
+    "observe",
     "pin",
     "pyramid",
     "rolling",
@@ -67,6 +73,7 @@ __all__ = [
     "sample",
     "shared",
     "sigmoid",
+    "smooth",
     "staggered",
     "staircase",
     "start",

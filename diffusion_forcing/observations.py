@@ -2,7 +2,7 @@
 
 An observation is a value with an error: 0 is exact, infinite (or a value of NaN) is missing. A token that is known as a whole enters as a
 noisy token at the level of its error, which is exact for any distribution. Numbers known inside a token, with others that are not, enter
-by the moments of the model's own prediction (`with_numbers`).
+by Gibbs sampling, exact as rounds grow.
 
 Everything is in units of encoded tokens, and for models of any backbone. A bidirectional one draws all tokens together. A causal one
 cannot know what comes later: it draws token after token, many times (`particles`), and what is then observed decides which draws stay.
@@ -11,29 +11,26 @@ cannot know what comes later: it draws token after token, many times (`particles
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from .backbones import State, select_state
 from .checks import check_counts
-from .likelihood import forced_by
-
-log_likelihood: Any = None
-from .matrix import start_at
+from .likelihood import forced_by, log_likelihood
+from .matrix import full_sequence, start_at
 from .model import Denoise, DiffusionForcing
-from .parameterization import Prediction, with_x0
 from .sampler import Sampler
 from .sampling import follow, start
 from .schedule import NoiseSchedule, expand
 
 SAMPLER = Sampler(steps=100, solver="euler_angle")
 """How unknown tokens are drawn if nothing else is said: accurate rather than fast."""
-MIN_ALPHA = 0.05  # above, a token says next to nothing of what it was, and what derivatives a network has there is noise
-ITERATIONS, TOLERANCE = 30, 1e-4  # of conjugate gradients
+ERRORS = tuple(0.03 ** (i / 399) for i in range(400))
+"""Of the Gibbs sampler for single numbers of tokens: the error of each round, from a token's size to well below it."""
+STEPS = 2
+"""Denoising steps of each of its rounds."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +67,13 @@ def observe(values: Tensor, std: float | Tensor = 0.0) -> Observation:
     if torch.isinf(values).any():
         raise ValueError("values hold infinite numbers; a missing value is NaN")
     error = torch.as_tensor(std, dtype=values.dtype, device=values.device)
+    shapes = f"std is one number, (t,), (b, t) or the shape of values, {tuple(values.shape)}; got {tuple(error.shape)}"
     if error.ndim not in (0, 1, 2, values.ndim):
-        raise ValueError(f"std is one number, (t,), (b, t) or the shape of values, {tuple(values.shape)}; got {tuple(error.shape)}")
+        raise ValueError(shapes)
     try:
         error = (expand(error, values) if error.ndim in (1, 2) else error).expand_as(values)
     except RuntimeError as problem:
-        raise ValueError(f"std is one number, (t,), (b, t) or the shape of values, {tuple(values.shape)}; got {tuple(error.shape)}") from problem
+        raise ValueError(shapes) from problem
     if not (error >= 0).all():
         raise ValueError("std is the standard deviation of an error: 0 for exact values, positive for measured ones, infinite for missing "
                          "ones; got a negative number or NaN")  # fmt: skip
@@ -90,17 +88,17 @@ def smooth(
 ) -> Tensor:  # fmt: skip
     """Sequences as they may have been, given all observations: (samples, b, t, *event) draws from the joint posterior.
 
-    values, std: see `observe`. sampler: how unknown tokens are denoised; its matrix is used by bidirectional models only. particles: of a
-    causal model, if something is observed after an unknown token: how many continuations are tried at once, 512 or as many as samples. Their
-    weights are exact likelihoods, so the samples are exact as particles grow; a warning says when too few of them agree with what is known.
+    values, std: see `observe`. sampler: how unknown tokens are denoised; its schedule matrix matters to bidirectional models only.
+    particles: continuations that a causal model carries along, 512 or as many as samples if that is more. Each is weighed by the
+    likelihood of what is observed next (`log_likelihood`), so samples are exact as particles grow; a warning says if too few agree.
     """
     check_counts(samples=samples)
     known = observe(values, std)
     if not model.causal:
         return _together(model, known, samples, sampler, cond, generator)
     if known.partly.any():
-        raise ValueError("a causal model cannot take single numbers of a token as known, only whole tokens: known numbers inform others "
-                         "through the token's later reading; use a bidirectional backbone, such as Transformer(..., causal=False)")  # fmt: skip
+        raise ValueError("single known numbers of a token (some NaN, or with errors of their own) need a bidirectional model, such as one "
+                         "with Transformer(..., causal=False); a causal one takes tokens that are known as a whole")  # fmt: skip
     count = max(samples, particles or 512)
     check_counts(particles=count)
     return _one_by_one(model, known, samples, count, sampler, cond, generator)
@@ -127,9 +125,7 @@ def interpolate(
         raise ValueError(f"first and last are tokens (batch, tokens, *event) of the same batch and event; got {tuple(first.shape)} and "
                          f"{tuple(last.shape)}")  # fmt: skip
     gap = first.new_full((len(first), length, *first.shape[2:]), torch.nan)
-    filled = infill(
-        model, torch.cat([first, gap, last], dim=1), samples=samples, sampler=sampler, particles=particles, generator=generator
-    )
+    filled = infill(model, torch.cat([first, gap, last], dim=1), samples=samples, sampler=sampler, particles=particles, generator=generator)
     return filled[:, :, first.shape[1] : first.shape[1] + length]
 
 
@@ -140,8 +136,8 @@ def filter(
 ) -> Tensor:  # fmt: skip
     """Each token given what was observed up to it: (samples, b, t, *event) draws, each token's on its own.
 
-    values, std: see `observe`. The past enters at the levels of its errors, as it is, so nothing is rolled out: all tokens are drawn at once
-    where the backbone can read a past at other levels (`Traits.separate_past`), else one after another. Missing ones are forecasts.
+    values, std: see `observe`. The past enters as it was observed, at the levels of its errors, so nothing is rolled out: all tokens are
+    drawn at once where the backbone reads a past at other levels (`Traits.separate_past`), else one by one. Missing ones are forecast.
     """
     check_counts(samples=samples)
     known = observe(values, std)
@@ -155,70 +151,40 @@ def filter(
     return out.unflatten(0, (-1, samples)).transpose(0, 1)
 
 
-def moment_projection(denoise: Denoise, schedule: NoiseSchedule, known: Observation) -> Denoise:
-    """A denoiser that also knows single numbers of tokens, by the moments of its own prediction (Boys et al. 2023).
-
-    E[x | x_k] and Cov[x | x_k] are taken as those of a Gaussian, and conditioned on the known numbers. The covariance is that of Tweedie's
-    second formula, the derivative of the prediction times sigma^2 / alpha; products with it are backward passes, and the linear system is
-    solved by conjugate gradients. Exact for Gaussians, an approximation otherwise. For bidirectional denoisers.
-    """
-    given = torch.isfinite(known.std)
-    noise = known.std.masked_fill(~given, 0.0).double() ** 2
-
-    def conditioned(x: Tensor, k: Tensor) -> Prediction:
-        with torch.enable_grad():
-            variable = x if x.requires_grad else x.detach().requires_grad_()
-            pred = denoise(variable, k)
-            scale = expand(schedule.sigma(k) ** 2 / schedule.alpha(k).clamp(min=MIN_ALPHA), x).double()
-
-            def covariance(v: Tensor) -> Tensor:
-                """Products with the covariance, (b, t, *event)."""
-                (product,) = torch.autograd.grad(pred.x0, variable, v.to(pred.x0.dtype), retain_graph=True)
-                return scale * product.double()
-
-            open_ = (given & expand(k > 0, x)).double()
-            residual = open_ * (known.values - pred.x0.detach()).double()
-            diagonal = noise + expand(schedule.sigma(k) ** 2, x) + 1e-6
-            shift = covariance(_conjugate_gradients(lambda v: open_ * covariance(v) + noise * v, residual, diagonal))
-        x0 = pred.x0 if x.requires_grad else pred.x0.detach()
-        x0 = torch.where(given & (noise == 0), known.values, x0 + shift.to(x0.dtype))
-        return with_x0(x0, x, expand(schedule.alpha(k), x), expand(schedule.sigma(k), x))
-
-    return conditioned
-
-
-def _conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """v with apply(v) = right, for each sequence (b, ...) a symmetric system. diagonal: about that of the system, which speeds it up."""
-    axes = tuple(range(1, right.ndim))
-    v, left = torch.zeros_like(right), right
-    direction = towards = left / diagonal
-    size = (left * towards).sum(axes, keepdim=True)
-    enough = TOLERANCE**2 * size
-    for _ in range(ITERATIONS):
-        ahead = apply(direction)
-        curvature = (direction * ahead).sum(axes, keepdim=True)
-        going = (size > enough) & (curvature > 0)  # a network's covariance is not quite one: stop where it bends the wrong way
-        if not going.any():
-            break
-        step = torch.where(going, size / curvature, 0.0)
-        v, left = v + step * direction, left - step * ahead
-        towards = left / diagonal
-        size, before = (left * towards).sum(axes, keepdim=True), size
-        direction = towards + torch.where(before > 0, size / before, 0.0) * direction
-    return v
-
-
 def _together(
     model: DiffusionForcing, known: Observation, samples: int, sampler: Sampler, cond: Tensor | None, generator: Generator | None
 ) -> Tensor:
     """Draws of all tokens together, by a bidirectional model."""
-    x, levels, matrix = _begin(model.schedule, known, samples, sampler, generator)
-    denoise: Denoise = model.denoiser(cond)
+    x, _, matrix = _begin(model.schedule, known, samples, sampler, generator)
+    denoise = model.denoiser(cond)
+    x = follow(denoise, model.schedule, x, sampler.along(matrix), generator).x
     if known.partly.any():
         repeated = Observation(*(part.repeat_interleave(samples, dim=0) for part in (known.values, known.std)))
-        denoise = moment_projection(denoise, model.schedule, repeated)
-    out = follow(denoise, model.schedule, x, sampler.along(matrix), generator).x
-    return out.unflatten(0, (-1, samples)).transpose(0, 1)
+        x = _gibbs(denoise, model.schedule, x, repeated, generator)
+    return x.unflatten(0, (-1, samples)).transpose(0, 1)
+
+
+def _gibbs(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observation, generator: Generator | None) -> Tensor:
+    """Draws x (b, t, *event) from the posterior of numbers known inside tokens, by split Gibbs sampling along falling errors.
+
+    In turn a noisy copy z = x + r noise is drawn given x and what is known of each number, and x given z, which is a measurement of all
+    numbers with error r: what the model does exactly. Exact for any distribution as rounds grow, since r falls slowly.
+    """
+    values, std = known.values, known.std
+    exact = expand((std == 0).flatten(2).all(-1), x)
+    for error in ERRORS:
+        level = schedule.level_of(error)
+        r = float(schedule.sigma(level) / schedule.alpha(level))
+        # Given x, a number measured with a larger error than r says where its copy lies, too; one measured better stands for its copy.
+        left = (std**2 - r**2).clamp(min=1e-12)
+        trust = torch.where(torch.isfinite(std), r**2 / (r**2 + left), 0.0)
+        z = x + trust * (values - x) + r * (1 - trust).sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        z = torch.where(std <= r, values, z)
+        levels = torch.where(exact.flatten(2)[..., 0], 0, level)
+        alike = bool((levels == levels[:1]).all())
+        matrix = start_at(full_sequence(x.shape[1], schedule.ladder(min(STEPS, schedule.levels))), levels[0] if alike else levels)
+        x = follow(denoise, schedule, torch.where(exact, values, schedule.alpha(level) * z), Sampler().along(matrix), generator).x
+    return torch.where(std == 0, values, x)
 
 
 def _begin(
@@ -234,7 +200,13 @@ def _begin(
 
 
 def _one_by_one(
-    model: DiffusionForcing, known: Observation, samples: int, count: int, sampler: Sampler, cond: Tensor | None, generator: Generator | None
+    model: DiffusionForcing,
+    known: Observation,
+    samples: int,
+    count: int,
+    sampler: Sampler,
+    cond: Tensor | None,
+    generator: Generator | None,
 ) -> Tensor:
     """Draws token after token, by a causal model: a particle filter, each particle drawn given what is known of the token itself."""
     schedule, (b, t) = model.schedule, known.values.shape[:2]
@@ -264,8 +236,8 @@ def _one_by_one(
         state = model.absorb(new, now, state)
         x = torch.cat([x, new], dim=1)
     if fewest < min(30, count / 4):
-        warnings.warn(f"only about {fewest:.0f} of {count} particles agree with what is known, so the samples are nearly copies of each other; "
-                      f"give more, such as particles={8 * count}, or use a bidirectional model", stacklevel=3)  # fmt: skip
+        warnings.warn(f"only about {fewest:.0f} of {count} particles agree with what is known, so the samples are nearly copies of each "
+                      f"other; give more, such as particles={8 * count}, or use a bidirectional model", stacklevel=3)  # fmt: skip
     index = _resample(weights, samples, generator)
     return x.unflatten(0, (b, count))[torch.arange(b, device=x.device), index.T]
 

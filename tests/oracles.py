@@ -147,3 +147,42 @@ class ExactBackbone(nn.Module):
             cross = cross * (token[:, None] >= token)
         white = torch.linalg.solve_triangular(root, x.double().reshape(b, -1, 1), upper=False)
         return (cross @ white).view(b, t, d).to(x.dtype)
+
+
+class ExactMixture(nn.Module):
+    """The best network for a mixture of Gaussian processes of one covariance, with x0-prediction. Its state is the past with its levels.
+
+    weights: (c,); means: (c, t*d); covariance: (t*d, t*d) of t tokens of d numbers.
+    """
+
+    def __init__(
+        self, schedule: NoiseSchedule, weights: Tensor, means: Tensor, covariance: Tensor, width: int = 1, causal: bool = False
+    ) -> None:
+        super().__init__()
+        self.schedule, self.width, self.causal = schedule, width, causal
+        self.weights, self.means, self.covariance = weights.double(), means.double(), covariance.double()
+        self.config = {"width": width, "levels": schedule.levels}
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: tuple[Tensor, Tensor] | None = None):
+        past = 0 if state is None else state[0].shape[1]
+        if state is not None:
+            x, k = torch.cat([state[0], x], dim=1), torch.cat([state[1], k], dim=1)
+        t = x.shape[1]
+        if self.causal:
+            return torch.stack([self.mean(x[:, : i + 1], k[:, : i + 1])[:, i] for i in range(past, t)], dim=1), (x, k)
+        return self.mean(x, k), (x, k)
+
+    def mean(self, x: Tensor, k: Tensor) -> Tensor:
+        """E[x | noisy tokens], given all of them."""
+        b, t, d = x.shape
+        k = k[:1] if bool((k == k[:1]).all()) else k
+        alpha = self.schedule.alpha_table.double()[k].repeat_interleave(d, dim=1)
+        sigma = self.schedule.sigma_table.double()[k].repeat_interleave(d, dim=1)
+        prior, means = self.covariance[: t * d, : t * d], self.means[:, : t * d]
+        root = torch.linalg.cholesky(alpha[:, :, None] * prior * alpha[:, None] + torch.diag_embed(sigma**2 + 1e-9))
+        off = x.double().reshape(b, 1, -1) - alpha[:, None] * means  # (b, c, t*d)
+        white = torch.linalg.solve_triangular(root, off.mT, upper=False)
+        share = (self.weights.log() - 0.5 * white.square().sum(1)).softmax(1)  # (b, c)
+        gain = torch.linalg.solve_triangular(root, alpha[:, :, None] * prior, upper=False).mT
+        each = means + (gain @ white).mT
+        return (share[..., None] * each).sum(1).view(b, t, d).to(x.dtype)

@@ -1,0 +1,230 @@
+"""In-filling, interpolation, smoothing and filtering by networks that are formulas, against closed-form posteriors."""
+
+import itertools
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import ExactBackbone, ExactMixture, ar1, mixed, seeded
+
+from diffusion_forcing import DiffusionForcing, NoiseSchedule, Sampler, cosine, filter, infill, interpolate, linear, observe, smooth
+from diffusion_forcing.backbones import select_state
+
+K = 1000
+SCHEDULES = {"cosine": NoiseSchedule(cosine(K)), "linear": NoiseSchedule(linear(K))}
+inf, nan = math.inf, math.nan
+VECTORS = torch.kron(ar1(4, 0.9), torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64))  # 4 tokens of 2 numbers
+N = 4000
+
+
+def exact_model(covariance, width=1, causal=False, schedule=SCHEDULES["cosine"]):
+    return DiffusionForcing(ExactBackbone(schedule, covariance, width, causal), schedule, parameterization="x0")
+
+
+def posterior(covariance, values, std):
+    """Means and standard deviations (t*d,) of a Gaussian given values measured with errors, both (t, d)."""
+    values, std = values.flatten().double(), std.flatten().double()
+    seen = torch.isfinite(std).nonzero()[:, 0]
+    cross = covariance[:, seen]
+    gain = torch.linalg.solve(cross[seen] + torch.diag(std[seen] ** 2), cross.T).T
+    return gain @ values[seen], (covariance - gain @ cross.T).diagonal().clamp(min=0).sqrt()
+
+
+def check(samples, mean, std, atol=0.05, rtol=0.05):
+    """Means within atol of a standard deviation and spreads within rtol, beyond what the number of samples leaves open."""
+    samples, open_ = samples.flatten(1).double(), std > 1e-6
+    noise = 3 / len(samples) ** 0.5
+    assert ((samples.mean(0) - mean) / std)[open_].abs().max() < atol + noise
+    assert (samples.std(0) / std)[open_].sub(1).abs().max() < rtol + noise / 2**0.5
+
+
+PATTERNS = {
+    "a gap": [0.0, inf, inf, 0.0],
+    "all with error": [0.5, 0.3, 1.0, 0.5],
+    "mixed": [inf, 0.3, 0.0, 1.0],
+    "nothing": [inf] * 4,
+}
+WHOLE = torch.tensor([[1.0], [-0.3], [0.4], [1.2]])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("process", [ar1(4, 0.9), mixed(4)], ids=["ar1", "unstructured"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_smoothing_is_exact(schedule, causal, process, pattern):
+    """Also by a causal network, which never sees what comes later: its particles do."""
+    std = torch.tensor(PATTERNS[pattern])[:, None]
+    model = exact_model(process, 1, causal, schedule)
+    samples = smooth(model, WHOLE[None], std[None], samples=N, particles=N, generator=seeded(0))[:, 0]
+    check(samples, *posterior(process, WHOLE, std))
+    assert torch.equal(samples[:, std == 0], WHOLE[std == 0].expand(N, -1))
+
+
+def test_each_sequence_has_its_own_pattern():
+    stds = torch.tensor([*PATTERNS.values()])[..., None]
+    for causal in (False, True):
+        samples = smooth(
+            exact_model(ar1(4, 0.9), 1, causal), WHOLE.expand(4, -1, -1), stds, samples=N // 4, generator=seeded(0), particles=N // 2
+        )
+        assert samples.shape == (N // 4, 4, 4, 1)
+        for own, std in zip(samples.unbind(1), stds, strict=True):
+            check(own, *posterior(ar1(4, 0.9), WHOLE, std))
+
+
+SINGLE = {
+    "one channel": [[inf, 0.0], [inf, 0.0], [inf, 0.0], [inf, 0.0]],
+    "one channel with error": [[0.3, inf], [0.3, inf], [0.3, inf], [inf, inf]],
+    "everything": [[0.0, inf], [0.0, 0.0], [0.5, 0.1], [0.4, 0.4]],
+}
+
+
+@pytest.mark.parametrize(("pattern", "schedule"), [*((name, "cosine") for name in SINGLE), ("everything", "linear")])
+def test_single_numbers_of_a_token_may_be_known(schedule, pattern):
+    std = torch.tensor(SINGLE[pattern])
+    values = torch.tensor([[0.5, 1.0], [-0.3, 0.4], [0.8, 0.2], [1.0, 1.0]])
+    samples = smooth(exact_model(VECTORS, 2, schedule=SCHEDULES[schedule]), values[None], std[None], samples=N, generator=seeded(0))[:, 0]
+    check(samples, *posterior(VECTORS, values, std), atol=0.06)
+    assert torch.equal(samples[:, std == 0], values[std == 0].expand(N, -1))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_both_ways_round_are_found(causal):
+    """Two modes with the right weights, within 5 points; the evidence is a later token."""
+    weights, means, covariance = torch.tensor([0.6, 0.4]), torch.tensor([[0.0, 1.0, 0.4], [0.0, -1.0, -0.4]]), 0.1 * ar1(3, 0.5)
+    model = DiffusionForcing(
+        ExactMixture(SCHEDULES["cosine"], weights, means, covariance, 1, causal), SCHEDULES["cosine"], parameterization="x0"
+    )
+    values = torch.tensor([[[0.0], [nan], [0.08]]])
+    for error in (0.0, 0.5):
+        std = torch.tensor([0.0, inf, error])
+        share = _share(weights, means, covariance, values[0, :, 0], std)
+        assert 0.6 < share < 0.8
+        samples = smooth(model, values, std, samples=N, particles=N, generator=seeded(0))
+        assert (samples[:, 0, 1, 0] > 0).float().mean() == pytest.approx(share, abs=0.05)
+        assert (samples[:, 0, 1, 0].abs() - 1).abs().mean() < 0.4
+
+
+def test_both_ways_round_are_found_given_single_numbers():
+    weights, means = torch.tensor([0.6, 0.4]), torch.tensor([[0.0, 1.0, 0.4, 0.0], [0.0, -1.0, -0.4, 0.0]])
+    covariance = 0.1 * ar1(4, 0.5)
+    model = DiffusionForcing(ExactMixture(SCHEDULES["cosine"], weights, means, covariance, 2), SCHEDULES["cosine"], parameterization="x0")
+    values = torch.tensor([0.0, nan, 0.08, nan])
+    samples = infill(model, values.view(1, 2, 2), samples=N, generator=seeded(0))
+    share = _share(weights, means, covariance, values, torch.tensor([0.0, inf, 0.0, inf]))
+    assert (samples[:, 0, 0, 1] > 0).float().mean() == pytest.approx(share, abs=0.05)
+
+
+def _share(weights, means, covariance, values, std):
+    """Posterior weight of the first mode."""
+    seen = torch.isfinite(std).nonzero()[:, 0]
+    noisy = covariance[seen][:, seen] + torch.diag(std[seen].double() ** 2)
+    fits = [torch.distributions.MultivariateNormal(mean[seen].double(), noisy).log_prob(values[seen].double()) for mean in means]
+    return float((torch.stack(fits) + weights.double().log()).softmax(0)[0])
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_filtering_knows_the_past_only(causal):
+    std = torch.tensor(PATTERNS["mixed"])[:, None]
+    samples = filter(exact_model(ar1(4, 0.9), 1, causal), WHOLE[None], std[None], samples=N, generator=seeded(0))[:, 0]
+    for i in range(4):
+        mean, spread = posterior(ar1(4, 0.9)[: i + 1, : i + 1], WHOLE[: i + 1], std[: i + 1])
+        check(samples[:, i], mean[-1:], spread[-1:])
+
+
+def test_interpolation_is_a_gap_between_known_tokens():
+    model, first, last = exact_model(ar1(4, 0.9)), WHOLE[None, :1], WHOLE[None, 3:]
+    samples = interpolate(model, first, last, 2, samples=50, generator=seeded(0))
+    whole = torch.cat([first, torch.full((1, 2, 1), nan), last], dim=1)
+    assert samples.shape == (50, 1, 2, 1)
+    assert torch.equal(samples, infill(model, whole, samples=50, generator=seeded(0))[:, :, 1:3])
+
+
+def test_particles_that_disagree_are_said():
+    """With an impossible end all particles but a few lose their weight."""
+    model = exact_model(ar1(4, 0.1), 1, causal=True)
+    with pytest.warns(UserWarning, match=r"of 64 particles agree.* particles=512"):
+        smooth(
+            exact_model(ar1(4, 0.99), 1, causal=True),
+            torch.tensor([[[nan], [nan], [nan], [4.0]]]),
+            samples=10,
+            particles=64,
+            generator=seeded(0),
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smooth(model, WHOLE[None], 1.0, samples=10, generator=seeded(0))
+
+
+def test_observations_that_contradict_each_other_give_finite_samples():
+    values = torch.tensor([[[8.0], [-8.0], [8.0], [-8.0]]])
+    for std, causal in itertools.product((0.0, 0.01, 1.0), (False, True)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            samples = smooth(exact_model(ar1(4, 0.999), 1, causal), values, std, samples=20, generator=seeded(0), sampler=Sampler(10))
+        assert torch.isfinite(samples).all()
+
+
+def test_a_seed_repeats_the_samples():
+    model = exact_model(ar1(4, 0.9), 1, causal=True)
+    one, two, other = (smooth(model, WHOLE[None], 0.5, samples=5, generator=seeded(seed)) for seed in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+
+
+# What is known of a sequence.
+
+
+def test_a_missing_value_is_nan_or_has_no_bound_on_its_error():
+    values = torch.tensor([[[1.0, nan], [2.0, 3.0], [4.0, 5.0]]])
+    known = observe(values, torch.tensor([0.5, inf, 0.0]))
+    assert torch.equal(known.std, torch.tensor([[[0.5, inf], [inf, inf], [0.0, 0.0]]]))
+    assert torch.equal(known.values, torch.tensor([[[1.0, 0.0], [0.0, 0.0], [4.0, 5.0]]]))
+    assert known.levels(SCHEDULES["cosine"]).tolist() == [[K, K, 0]]
+    assert known.partly.tolist() == [[True, False, False]]
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(st.sampled_from([0, 1, 2, 3]), st.floats(0, 10))
+def test_errors_of_any_shape_are_the_same_errors(axes, std):
+    values = torch.zeros(2, 3, 4)
+    shape = [(), (3,), (2, 3), (2, 3, 4)][axes]
+    assert torch.equal(observe(values, torch.full(shape, std)).std, observe(values, std).std)
+
+
+@pytest.mark.parametrize(
+    ("values", "std", "words"),
+    [
+        (torch.zeros(1, 2, 1), -0.1, "std is the standard deviation"),
+        (torch.zeros(1, 2, 1), nan, "std is the standard deviation"),
+        (torch.zeros(1, 2, 1), torch.zeros(3), r"got \(3,\)"),
+        (torch.zeros(1, 2, 1), torch.zeros(1, 1, 1, 1), r"got \(1, 1, 1, 1\)"),
+        (torch.full((1, 2, 1), inf), 0.0, "infinite"),
+        (torch.zeros(1, 2, 1, dtype=torch.long), 0.0, "floating"),
+        (torch.zeros(2, 1), 0.0, "batch, tokens"),
+    ],
+)
+def test_bad_observations_are_refused(values, std, words):
+    with pytest.raises(ValueError, match=words):
+        observe(values, std)
+
+
+def test_what_a_model_cannot_do_is_refused():
+    partly = torch.tensor([[[1.0, nan], [1.0, 1.0]]])
+    for function in (smooth, filter):
+        with pytest.raises(ValueError, match="bidirectional"):
+            function(exact_model(VECTORS, 2, causal=True), partly)
+    with pytest.raises(ValueError, match="samples"):
+        smooth(exact_model(VECTORS, 2), partly, samples=0)
+    with pytest.raises(ValueError, match="first and last"):
+        interpolate(exact_model(VECTORS, 2), torch.zeros(1, 1, 2), torch.zeros(2, 1, 2), 2)
+
+
+def test_a_state_is_selected_by_sequence():
+    state = (torch.arange(4), (torch.arange(4)[:, None], None))
+    chosen = select_state(state, torch.tensor([2, 2, 0]))
+    assert chosen[0].tolist() == [2, 2, 0]
+    assert chosen[1][0].flatten().tolist() == [2, 2, 0]
+    assert chosen[1][1] is None
