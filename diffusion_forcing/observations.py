@@ -27,10 +27,10 @@ from .schedule import NoiseSchedule, expand
 
 SAMPLER = Sampler(steps=100, solver="euler_angle")
 """How unknown tokens are drawn if nothing else is said: accurate rather than fast."""
-ERRORS = tuple(0.03 ** (i / 399) for i in range(400))
-"""Of the Gibbs sampler for single numbers of tokens: the error of each round, from a token's size to well below it."""
+ERRORS = tuple(5.0 * 0.006 ** (i / 99) for i in range(100))
+"""For single known numbers of tokens: the error with which they are taken in each round, from above a token's size to well below it."""
 STEPS = 2
-"""Denoising steps of each of its rounds."""
+"""Denoising steps of each such round."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,19 @@ def smooth(
     """Sequences as they may have been, given all observations: (samples, b, t, *event) draws from the joint posterior.
 
     values, std: see `observe`. sampler: how unknown tokens are denoised; its schedule matrix matters to bidirectional models only.
-    particles: continuations that a causal model carries along, 512 or as many as samples if that is more. Each is weighed by the
-    likelihood of what is observed next (`log_likelihood`), so samples are exact as particles grow; a warning says if too few agree.
+    particles: where observations cannot enter by a level, so many candidates (512, or as many as samples) are carried along and weighed by
+    how they fit: by causal models, if something is observed after an unknown token, and for single known numbers of tokens. Samples are
+    exact as particles grow; a warning says if too few agree with what is known.
     """
     check_counts(samples=samples)
     known = observe(values, std)
+    count = max(samples, 512 if particles is None else particles)
     if not model.causal:
-        return _together(model, known, samples, sampler, cond, generator)
+        return _together(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
     if known.partly.any():
         raise ValueError("single known numbers of a token (some NaN, or with errors of their own) need a bidirectional model, such as one "
                          "with Transformer(..., causal=False); a causal one takes tokens that are known as a whole")  # fmt: skip
-    count = max(samples, particles or 512)
-    check_counts(particles=count)
-    return _one_by_one(model, known, samples, count, sampler, cond, generator)
+    return _one_by_one(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
 
 
 def infill(
@@ -152,39 +152,50 @@ def filter(
 
 
 def _together(
-    model: DiffusionForcing, known: Observation, samples: int, sampler: Sampler, cond: Tensor | None, generator: Generator | None
-) -> Tensor:
+    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
+    generator: Generator | None,
+) -> Tensor:  # fmt: skip
     """Draws of all tokens together, by a bidirectional model."""
-    x, _, matrix = _begin(model.schedule, known, samples, sampler, generator)
+    schedule, copies = model.schedule, count if known.partly.any() else samples
+    x, _, matrix = _begin(schedule, known, copies, sampler, generator)
     denoise = model.denoiser(cond)
-    x = follow(denoise, model.schedule, x, sampler.along(matrix), generator).x
+    x = follow(denoise, schedule, x, sampler.along(matrix), generator).x
     if known.partly.any():
-        repeated = Observation(*(part.repeat_interleave(samples, dim=0) for part in (known.values, known.std)))
-        x = _gibbs(denoise, model.schedule, x, repeated, generator)
+        return _anneal(denoise, schedule, x, known, samples, generator)
     return x.unflatten(0, (-1, samples)).transpose(0, 1)
 
 
-def _gibbs(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observation, generator: Generator | None) -> Tensor:
-    """Draws x (b, t, *event) from the posterior of numbers known inside tokens, by split Gibbs sampling along falling errors.
+def _anneal(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observation, samples: int, generator: Generator | None) -> Tensor:
+    """Samples given single numbers of tokens, by annealed split Gibbs sampling. x: (b*particles, t, *event), drawn without them.
 
-    In turn a noisy copy z = x + r noise is drawn given x and what is known of each number, and x given z, which is a measurement of all
-    numbers with error r: what the model does exactly. Exact for any distribution as rounds grow, since r falls slowly.
+    The numbers are taken as measured with an error r, which falls from round to round down to the true one. Particles are weighed by how
+    they fit the smaller error, then moved: a noisy copy z = x + r noise is drawn given x and what is known, and x given z, which is a
+    measurement of all numbers with error r. That is what the model does exactly, so nothing is assumed of the distribution.
     """
-    values, std = known.values, known.std
+    particles = _Particles(len(known.values), len(x) // len(known.values), generator, x.device)
+    values, std = (part.repeat_interleave(particles.count, dim=0) for part in (known.values, known.std))
     exact = expand((std == 0).flatten(2).all(-1), x)
+    single = torch.isfinite(std) & expand(known.partly.repeat_interleave(particles.count, dim=0), x)
+    fit = torch.zeros_like(x)
     for error in ERRORS:
         level = schedule.level_of(error)
         r = float(schedule.sigma(level) / schedule.alpha(level))
+        closer = torch.where(single, _log_normal(values - x, std.clamp(min=r)), 0.0)
+        index = particles.weigh((closer - fit).flatten(1).sum(1))
+        x = x[index]
         # Given x, a number measured with a larger error than r says where its copy lies, too; one measured better stands for its copy.
-        left = (std**2 - r**2).clamp(min=1e-12)
-        trust = torch.where(torch.isfinite(std), r**2 / (r**2 + left), 0.0)
+        trust = torch.where(torch.isfinite(std), r**2 / std.clamp(min=r) ** 2, 0.0)
         z = x + trust * (values - x) + r * (1 - trust).sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        z = torch.where(std <= r, values, z)
         levels = torch.where(exact.flatten(2)[..., 0], 0, level)
         alike = bool((levels == levels[:1]).all())
         matrix = start_at(full_sequence(x.shape[1], schedule.ladder(min(STEPS, schedule.levels))), levels[0] if alike else levels)
         x = follow(denoise, schedule, torch.where(exact, values, schedule.alpha(level) * z), Sampler().along(matrix), generator).x
-    return torch.where(std == 0, values, x)
+        fit = torch.where(single, _log_normal(values - x, std.clamp(min=r)), 0.0)
+    return particles.choose(torch.where(std == 0, values, x), samples)
+
+
+def _log_normal(error: Tensor, std: Tensor) -> Tensor:
+    return -0.5 * (error / std) ** 2 - std.log()
 
 
 def _begin(
@@ -200,46 +211,65 @@ def _begin(
 
 
 def _one_by_one(
-    model: DiffusionForcing,
-    known: Observation,
-    samples: int,
-    count: int,
-    sampler: Sampler,
-    cond: Tensor | None,
+    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
     generator: Generator | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Draws token after token, by a causal model: a particle filter, each particle drawn given what is known of the token itself."""
     schedule, (b, t) = model.schedule, known.values.shape[:2]
     levels = known.levels(schedule)
     open_ = (levels > 0).cumsum(1) - (levels > 0).long() > 0  # whether particles differ before the token
+    weighs = open_ & (levels < schedule.levels)
+    count = count if weighs.any() else samples
+    particles = _Particles(b, count, generator, known.values.device)
     x = known.values.new_zeros(b * count, 0, *known.values.shape[2:])
     state: State = None
-    weights = torch.zeros(b, count, dtype=torch.float64, device=x.device)  # logarithms
-    fewest = float(count)
     for i in range(t):
         token = Observation(known.values[:, i : i + 1], known.std[:, i : i + 1])
         now = None if cond is None else cond[:, i : i + 1].repeat_interleave(count, dim=0)
-        weighs = open_[:, i] & (levels[:, i] < schedule.levels)
-        if weighs.any():
-            fits = _density(model.denoiser(now, state), schedule, token, levels[:, i : i + 1], count).unflatten(0, (b, count))
-            weights = weights + torch.where(weighs[:, None], fits, 0.0)
-            effective = 1 / weights.softmax(1).square().sum(1)
-            fewest = min(fewest, float(effective.min()))
-            index = _resample(weights, count, generator)
-            stay = effective > count / 2
-            index = torch.where(stay[:, None], torch.arange(count, device=x.device), index)
-            weights = torch.where(stay[:, None], weights, 0.0)
-            flat = (index + count * torch.arange(b, device=x.device)[:, None]).flatten()
-            x, state = x[flat], select_state(state, flat)
+        if weighs[:, i].any():
+            fit = _density(model.denoiser(now, state), schedule, token, levels[:, i : i + 1], count)
+            index = particles.weigh(fit * weighs[:, i].repeat_interleave(count))
+            x, state = x[index], select_state(state, index)
         new, _, matrix = _begin(schedule, token, count, sampler, generator)
         new = follow(model.denoiser(now, state), schedule, new, sampler.along(matrix), generator).x
         state = model.absorb(new, now, state)
         x = torch.cat([x, new], dim=1)
-    if fewest < min(30, count / 4):
-        warnings.warn(f"only about {fewest:.0f} of {count} particles agree with what is known, so the samples are nearly copies of each "
-                      f"other; give more, such as particles={8 * count}, or use a bidirectional model", stacklevel=3)  # fmt: skip
-    index = _resample(weights, samples, generator)
-    return x.unflatten(0, (b, count))[torch.arange(b, device=x.device), index.T]
+    return particles.choose(x, samples)
+
+
+class _Particles:
+    """Weights of `count` candidates for each of b sequences, which are resampled when too few of them carry the weight."""
+
+    def __init__(self, b: int, count: int, generator: Generator | None, device: torch.device) -> None:
+        self.count, self.generator = count, generator
+        self.log_weights = torch.zeros(b, count, dtype=torch.float64, device=device)
+        self.first = count * torch.arange(b, device=device)[:, None]  # index of each sequence's first particle
+        self.fewest = float(count)  # particles that carried the weight, at the worst moment
+
+    def weigh(self, fit: Tensor) -> Tensor:
+        """Weigh particles by log-likelihoods (b*count,). Returns the indices (b*count,) of those that go on."""
+        self.log_weights = self.log_weights + fit.double().unflatten(0, self.log_weights.shape)
+        effective = 1 / self.log_weights.softmax(1).square().sum(1)
+        few = (effective < self.count / 2)[:, None]
+        index = torch.where(few, self._draw(self.count), torch.arange(self.count, device=fit.device))
+        self.log_weights = torch.where(few, 0.0, self.log_weights)
+        self.fewest = min(self.fewest, float(effective.min()))
+        return (index + self.first).flatten()
+
+    def choose(self, x: Tensor, samples: int) -> Tensor:
+        """Samples from particles x (b*count, ...) by their weights: (samples, b, ...)."""
+        index = self._draw(samples)
+        if self.fewest < min(30, self.count / 4):
+            warnings.warn(f"only about {self.fewest:.0f} of {self.count} particles agree with what is known, so samples are nearly copies of "
+                          f"each other where it matters; give more, such as particles={8 * self.count}", stacklevel=5)  # fmt: skip
+        return x[(index + self.first).T]
+
+    def _draw(self, number: int) -> Tensor:
+        """(b, number) particles, each as often as its weight says: systematic resampling."""
+        weights = self.log_weights.softmax(1)
+        offset = torch.rand(len(weights), 1, generator=self.generator, dtype=weights.dtype, device=weights.device)
+        at = (torch.arange(number, dtype=weights.dtype, device=weights.device) + offset) / number
+        return torch.searchsorted(weights.cumsum(1), at).clamp(max=self.count - 1)
 
 
 def _density(denoise: Denoise, schedule: NoiseSchedule, token: Observation, levels: Tensor, count: int) -> Tensor:
@@ -247,10 +277,3 @@ def _density(denoise: Denoise, schedule: NoiseSchedule, token: Observation, leve
     k = levels.repeat_interleave(count, dim=0)
     noisy = expand(schedule.alpha(k), token.values) * token.values.repeat_interleave(count, dim=0)
     return log_likelihood(lambda x, k, past_x, past_k: denoise(x, k), schedule, noisy, k)[:, 0].double()
-
-
-def _resample(weights: Tensor, number: int, generator: Generator | None) -> Tensor:
-    """(b, number) indices of particles, each as often as its weight says; weights: (b, n), logarithms. Systematic resampling."""
-    offset = torch.rand(len(weights), 1, generator=generator, dtype=weights.dtype, device=weights.device)
-    at = (torch.arange(number, dtype=weights.dtype, device=weights.device) + offset) / number
-    return torch.searchsorted(weights.softmax(1).cumsum(1), at).clamp(max=weights.shape[1] - 1)
