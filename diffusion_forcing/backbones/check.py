@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..schedule import LEVELS
-from .base import State, Traits, batch_of, join_states, repeat_state, traits_of
+from .base import State, Traits, join_states, repeat_state, traits_of
 
 BATCH, TOKENS = 3, 7
 Parts = tuple[Tensor, Tensor, Tensor]  # tokens, their levels, conditions
@@ -245,8 +245,10 @@ def _state_batch(case: _Case) -> None:
     before, now = [part[:, :4] for part in parts], [part[:, 4:] for part in parts]
     _, state = case.net(*before)
     leaves = _leaves(state)
-    if batch_of(state) is None and not leaves:
-        raise _NotApplicable("the network keeps no state")
+    if not leaves and case.traits.causal:
+        raise _Failed("the state after four tokens is None, so the past would be forgotten: roll-outs refuse it")
+    if not leaves:
+        raise _NotApplicable("the network keeps no state, so roll-outs with a past refuse it")
     for leaf in leaves:
         if leaf.ndim == 0 or len(leaf) != BATCH:
             raise _Failed(f"the first axis of a state is the batch, {BATCH} here; got a tensor of shape {tuple(leaf.shape)}")
@@ -359,7 +361,8 @@ CHECKS: tuple[tuple[str, Callable[[_Case], str | None], str], ...] = (
     ("state rule", _state_rule, "Begin from the given state, and return all that later tokens need of the past; norms and positions must "
                                 "not depend on where a call begins"),
     ("state kept", _state_kept, "Make a new state in each call: sampling reads one state many times"),
-    ("state batch", _state_batch, "Return a tensor, or tuples of tensors, each with the batch as first axis"),
+    ("state batch", _state_batch, "Return a tensor, or tuples of tensors, each with the batch as first axis (of width 0 if there is "
+                                   "nothing to keep)"),
     ("causal", _causal, "Mask attention, pad convolutions on the left only, norm no axis of time; or leave out causal = True"),
     ("gradients", _gradients, "Use each part, or do not build it; avoid roots and logarithms at 0"),
     ("forced", _forced, "Each token sees itself as (x, k) and those before it as (past_x, past_k)"),

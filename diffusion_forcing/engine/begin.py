@@ -9,8 +9,9 @@ import torch
 from ..model import DiffusionForcing
 from ..serialization import describe
 from . import checkpoint
-from .config import Experiment, GivenModel
+from .config import Experiment, GivenModel, ModelConfig
 from .distributed import Distributed, check_device, device_kind
+from .objective import Objective
 from .pretrained import model_folder
 from .task import TaskData
 
@@ -58,14 +59,19 @@ def begin(
             raise ValueError(f"{config.init} reads conditions of {model.cond_width} numbers a token, and this task gives "
                              f"{data.train.cond_width}; give the --task options that it was trained with")  # fmt: skip
     else:
-        cond = data.train.cond_width
-        if objective.drops_cond and not cond:
-            raise ValueError("cond_drop leaves conditions out, and the data of this task have none; set --objective.cond-drop 0")
-        optional = objective.drops_cond or (init is not None and init.optional_cond)
-        model = experiment.model.build(data.train.event, cond, data.codec, data.constraint, data.smoother, optional_cond=optional)
+        model = new_model(experiment.model, data, objective, init)
         if init is not None:
             _take_weights(model, init, str(config.init))
     return data, model.to(dist.device), init
+
+
+def new_model(config: ModelConfig, data: TaskData, objective: Objective, init: DiffusionForcing | None = None) -> DiffusionForcing:
+    """A model for some data and an objective. init: the trained model that it is to begin with."""
+    cond = data.train.cond_width
+    if objective.drops_cond and not cond:
+        raise ValueError("cond_drop leaves conditions out, and the data of this task have none; set --objective.cond-drop 0")
+    optional = objective.drops_cond or (init is not None and init.optional_cond)
+    return config.build(data.train.event, cond, data.codec, data.constraint, data.smoother, optional_cond=optional)
 
 
 def _load_init(init: str, folder: Path, dist: Distributed) -> DiffusionForcing:

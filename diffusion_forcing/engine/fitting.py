@@ -21,7 +21,7 @@ from ..model import DiffusionForcing
 from ..schedule import LEVELS, NoiseSchedule, cosine
 from ..serialization import WEIGHTS_FILE, describe, fill
 from ..windows import Source
-from .begin import check
+from .begin import check, new_model
 from .config import Experiment, GivenModel, ModelConfig, TrainConfig
 from .evaluation import default_sampler
 from .objective import Denoising, Objective
@@ -59,10 +59,10 @@ def fit(
     config, folder = _train_config(train, options), Path(folder)
     codec = _codec(model, config)
     task, data, kept = _data(dataset, cond, valid, length, codec)
-    network = _build(model, data)
+    objective = Denoising() if objective is None else objective
+    network = _build(model, data, objective)
     if isinstance(task, Sequences):
         task = dataclasses.replace(task, sampler=default_sampler(network.causal))
-    objective = Denoising() if objective is None else objective
     described = _model_config(model) or GivenModel(describe(network))
     experiment = Experiment(task, described, config, objective, folder.name)
     check(experiment)
@@ -131,15 +131,15 @@ def _codec(model: Any, config: TrainConfig) -> nn.Module | None:
     return DiffusionForcing.from_pretrained(model_folder(config.init)).codec
 
 
-def _build(model: Any, data: TaskData) -> DiffusionForcing:
+def _build(model: Any, data: TaskData, objective: Objective) -> DiffusionForcing:
     """The model to train, or one like it where the training is to build its own."""
     config = _model_config(model)
     if config is not None:
         with torch.random.fork_rng(devices=[]):
-            return config.build(data.train.event, data.train.cond_width, data.codec, data.constraint, data.smoother)
+            return new_model(config, data, objective)
     if not isinstance(model, DiffusionForcing):
         levels = getattr(model, "config", {}).get("levels", LEVELS)
-        return DiffusionForcing(model, NoiseSchedule(cosine(levels)), codec=data.codec)
+        return DiffusionForcing(model, NoiseSchedule(cosine(levels)), codec=data.codec, optional_cond=objective.drops_cond)
     if model.codec is None:
         model.codec = data.codec
     return model

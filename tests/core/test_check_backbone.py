@@ -207,7 +207,7 @@ BROKEN = {
     NormOverTime: {"causal", "state rule"},
     BatchNorm: {"batch"},
     IgnoresState: {"state rule"},
-    NoState: {"state rule"},
+    NoState: {"state rule", "state batch"},
     BatchSecond: {"state batch"},
     StateAsDict: {"state batch"},
     WritesIntoState: {"state kept"},
@@ -252,6 +252,19 @@ def test_a_network_that_could_be_declared_causal_is_said_to_be():
 
     (note,) = (check.note for check in check_backbone(Undeclared(), levels=50).checks if check.name == "causal")
     assert "set causal = True" in note
+
+
+def test_a_network_without_a_past_may_keep_nothing_only_where_it_is_not_causal():
+    class Alone(Leaky):
+        def forward(self, x, k, cond, state=None):
+            feature = self.feature(x, k, cond)
+            return self.predict(feature, feature), None
+
+    with pytest.raises(ValueError, match="does not keep state batch"):
+        check_backbone(Alone(), levels=50)
+    Alone.causal = False
+    (result,) = (check.result for check in check_backbone(Alone(), levels=50).checks if check.name == "state batch")
+    assert result == "not applicable"
 
 
 def test_the_report_prints_as_a_table():

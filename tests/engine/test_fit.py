@@ -241,6 +241,17 @@ def test_a_config_or_a_network_is_enough(model, here):
     opened("run")
 
 
+def test_conditions_may_be_dropped_for_guidance(here):
+    drop, cond = Denoising(cond_drop=0.5), torch.randn(20, 6, 1, generator=seeded(5))
+    done = fit(CONFIG, walks(), folder="config", cond=cond, objective=drop, **SMALL)
+    assert done.model.optional_cond
+    assert fit(RNN(2, 2, hidden=8), walks(), folder="network", cond=cond, objective=drop, **SMALL).model.optional_cond
+    for folder in ("config", "network"):
+        opened(folder)
+    with pytest.raises(ValueError, match="cond_drop"):
+        fit(CONFIG, walks(), folder="none", objective=drop, **SMALL)
+
+
 # A network of one's own.
 
 
