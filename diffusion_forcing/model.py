@@ -178,8 +178,8 @@ class DiffusionForcing(Pretrained):
         if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
             parts = returned if isinstance(returned, tuple) else (returned,)
             got = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
-            raise ValueError(f"{type(self.backbone).__name__} should return (out, state), with out of the shape of its tokens, "
-                             f"{tuple(x.shape)}, and state None if it keeps nothing; it returned {got}. check_backbone(network) tries it out")  # fmt: skip
+            raise ValueError(f"{type(self.backbone).__name__} should return (out, state), out of its tokens' shape {tuple(x.shape)} and "
+                             f"state None if it keeps nothing; it returned {got}. check_backbone(network) tries it out")  # fmt: skip
         return returned
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:

@@ -1,22 +1,18 @@
-"""Train and sample on an array of your own, from Python: `python examples/own_array.py`, half a minute on one core."""
+"""Train and sample on an array of your own, from Python: `python examples/own_array.py`, half a minute on one core.
+
+Then `dforce eval runs/own_array`.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diffusion_forcing import DiffusionForcing, pyramid, rollout
+from diffusion_forcing import pyramid, rollout
 from diffusion_forcing.backbones import RNNConfig
-from diffusion_forcing.codecs import Normalize
-from diffusion_forcing.engine.config import Experiment, ModelConfig, TrainConfig
+from diffusion_forcing.engine import fit
 from diffusion_forcing.engine.objective import Denoising
-from diffusion_forcing.engine.task import Task, TaskData
-from diffusion_forcing.engine.train import train
-from diffusion_forcing.windows import Windows
 
 
 def my_array(number: int, seed: int) -> Tensor:
@@ -27,33 +23,19 @@ def my_array(number: int, seed: int) -> Tensor:
     return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1)
 
 
-@dataclass(frozen=True)
-class Circles(Task):
-    """What `train` needs: encoded windows, and the codec that encoded them."""
-
-    def data(self) -> TaskData:
-        codec = Normalize.fit(my_array(1000, seed=0))
-        return TaskData(Windows(codec.encode(my_array(1000, seed=0)), 48), Windows(codec.encode(my_array(100, seed=1)), 48), codec)
-
-
 def main() -> None:
-    experiment = Experiment(
-        Circles(),
-        ModelConfig(RNNConfig(hidden=64)),
-        TrainConfig(steps=500, batch=32, lr=3e-3, optimizer="muon"),
-        Denoising(draw="independent+staircase"),
-    )
-    train(experiment, Path("runs/own_array"))  # again: nothing to do, the run is finished
-    model = DiffusionForcing.from_pretrained("runs/own_array/model")
+    levels = Denoising(draw="independent+staircase")
+    options = {"steps": 500, "batch": 32, "lr": 3e-3, "optimizer": "muon"}
+    run = fit(RNNConfig(hidden=64), my_array(1000, seed=0), folder="runs/own_array", objective=levels, **options)  # again: it is finished
 
     truth = my_array(100, seed=2)
-    context = model.codec.encode(truth[:, :24])
-    matrix = pyramid(horizon=8, ladder=model.schedule.ladder(20), slope=10)
-    draws = [model.codec.decode(rollout(model, matrix, 24, context, generator=torch.Generator().manual_seed(n))) for n in range(10)]
+    context = run.encode(truth[:, :24])
+    matrix = pyramid(horizon=8, ladder=run.model.schedule.ladder(20), slope=10)
+    draws = [run.decode(rollout(run.model, matrix, 24, context, generator=torch.Generator().manual_seed(n))) for n in range(10)]
     error = (torch.stack(draws).mean(0) - truth[:, 24:]).pow(2).mean().sqrt()
     standing = (truth[:, 23:24] - truth[:, 24:]).pow(2).mean().sqrt()
     print(f"root mean square error of 24 tokens: {error:.2f}; of standing still: {standing:.2f}")
-    np.save("runs/own_array/draws.npy", torch.stack(draws).numpy())
+    np.save(run.folder / "draws.npy", torch.stack(draws).numpy())
 
 
 if __name__ == "__main__":

@@ -42,6 +42,14 @@ class Fit:
     folder: Path
     result: Result
 
+    def encode(self, raw: Tensor) -> Tensor:
+        """Raw sequences (n, t, *event) as tokens of the model."""
+        return raw if self.model.codec is None else self.model.codec.encode(raw)  # type: ignore[operator]
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Tokens of the model in raw units."""
+        return tokens if self.model.codec is None else self.model.codec.decode(tokens)  # type: ignore[operator]
+
 
 def fit(
     model: Any, dataset: Arrays | Source | TaskData | Task, train: TrainConfig | None = None, *, folder: str | Path = "runs/fit",

@@ -13,7 +13,9 @@ import pytest
 from pages import PAGES, name_of, read_blocks
 
 from diffusion_forcing.engine import cli
+from diffusion_forcing.engine.config import Experiment
 from diffusion_forcing.engine.recipes import RECIPES, build
+from diffusion_forcing.engine.sequences import Sequences
 
 
 class Parsed(BaseException):
@@ -77,6 +79,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
 def test_commands_parse(page: Path, runs: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     wrong = []
+    runs |= {folder: Experiment(Sequences()) for folder in re.findall(r"folder=\"([^\"]+)\"", page.read_text())}  # runs that `fit` makes
     for line, words in commands(page):
         if ":" in (words[1:] or [""])[0]:  # a recipe of one's own
             continue

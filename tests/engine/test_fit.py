@@ -128,6 +128,7 @@ def test_a_run_from_python_is_complete_and_the_command_line_opens_it(here, capsy
         torch.testing.assert_close(torch.tensor(saved["samples"][:, 0]), torch.tensor(saved["held_out"][:, 0]))
     assert not differing(weights(folder), done.model.state_dict())
     assert not done.model.training
+    torch.testing.assert_close(done.decode(done.encode(100 + 5 * walks())), 100 + 5 * walks())
 
 
 def test_a_run_moved_elsewhere_still_opens(here):
