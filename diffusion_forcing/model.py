@@ -52,9 +52,12 @@ class DiffusionForcing(Pretrained):
         self.preconditioning = preconditioning or Preconditioning()
         self.preconditioning.check(parameterization, self.causal)
         self.optional_cond = optional_cond
+        smoother, reads = self.preconditioning.smoother, self.traits.cond
+        self.cond_width = None if reads is None else reads - optional_cond - (0 if smoother is None else smoother.width)
+        """Numbers of a token's condition; None where the backbone does not declare what it reads."""
         if optional_cond and (self.cond_width or 0) < 1:
             raise ValueError(f"with optional_cond=True the backbone reads one number more than a condition of c numbers has: build it with "
-                             f"cond=c + 1, as its config says; got {self.traits.cond}")  # fmt: skip
+                             f"cond=c + 1, as its config says; got {reads}")  # fmt: skip
 
     @property
     def traits(self) -> Traits:
@@ -65,12 +68,6 @@ class DiffusionForcing(Pretrained):
     def causal(self) -> bool:
         """Whether no output depends on later tokens."""
         return self.traits.causal
-
-    @property
-    def cond_width(self) -> int | None:
-        """Numbers of a token's condition; None where the backbone does not declare what it reads."""
-        smoother, reads = self.preconditioning.smoother, self.traits.cond
-        return None if reads is None else reads - self.optional_cond - (0 if smoother is None else smoother.width)
 
     @property
     def variance(self) -> Tensor | None:

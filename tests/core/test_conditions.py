@@ -184,6 +184,17 @@ def test_roll_outs_are_windows_after_a_state(kind, memory, cond):
     torch.testing.assert_close(rolled, past[:, 2:], rtol=1e-4, atol=1e-4)
 
 
+@every_kind
+def test_a_memory_holds_tokens_with_and_without_a_condition(kind):
+    net, x, cond = model(kind), tokens(kind), numbers()
+    memory = sampling.Memory(net, Context(memory=4))
+    memory.add(x[:, :3])
+    memory.add(x[:, 3:], 0, cond[:, 3:])
+    by_hand = net.absorb(x[:, 1:], mask_cond(cond, torch.arange(5).expand(3, 5) > 2)[:, 1:])
+    now, k = tokens(kind, t=1, seed=4), torch.full((3, 1), 9)
+    torch.testing.assert_close(net.predict(now, k, None, memory.state).x0, net.predict(now, k, None, by_hand).x0, rtol=1e-4, atol=1e-5)
+
+
 @every_condition
 @every_causal
 def test_a_rolling_window_of_one_token_is_a_roll_out(kind, cond):
