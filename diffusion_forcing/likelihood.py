@@ -84,10 +84,19 @@ def log_likelihood(
     deviation over sqrt(probes) its standard error. generator: of these vectors and of what stands in for absent tokens; seed 0 if None.
     """
     x, levels, generator = _at_levels(schedule, x, k, generator)
-    # One future for all steps: the flow would be rough if another stood in for it at each.
-    forced = forced_by(model, cond, future=_randn(x, generator)) if isinstance(model, DiffusionForcing) else model
     vectors = _vectors(x[0, 0], x, probes, generator)
-    return _flow(schedule, lambda y, at: forced(y, at, x, levels), x, levels, steps, vectors, probes is None)
+    future = _randn(x, generator)  # one for all steps: the flow would be rough if another stood in for it at each
+    if not isinstance(model, DiffusionForcing):
+        return _flow(schedule, lambda y, at: model(y, at, x, levels), x, levels, steps, vectors, probes is None)
+    if model.traits.separate_past and model.causal:
+        forced = forced_by(model, cond)
+        return _flow(schedule, lambda y, at: forced(y, at, x, levels), x, levels, steps, vectors, probes is None)
+    shares = []
+    for token in range(x.shape[1]):  # a flow for each, or the graphs of all would have to be kept at once
+        one, here = slice(token, token + 1), _one_token(model.denoiser(cond), schedule.levels, x, levels, future, token)
+        own = vectors if probes is None else vectors[:, :, one]
+        shares.append(_flow(schedule, here, x[:, one], levels[:, one], steps, own, probes is None))
+    return torch.cat(shares, dim=-1)
 
 
 @torch.no_grad()
@@ -302,33 +311,37 @@ def _rungs(place: Tensor, k: Tensor, steps: int) -> Tensor:
     return rungs
 
 
-def forced_by(
-    model: DiffusionForcing, cond: Tensor | None = None, generator: Generator | None = None, future: Tensor | None = None
-) -> Forced:
+def forced_by(model: DiffusionForcing, cond: Tensor | None = None, generator: Generator | None = None) -> Forced:
     """How a model predicts each token given a past at other levels: in one pass if its backbone can, else token by token."""
     if model.traits.separate_past and model.causal:
         return lambda x, k, past_x, past_k: model.predict_forced(x, k, past_x, past_k, cond)
-    return forced_by_denoiser(lambda x, k: model.predict(x, k, cond), model.schedule.levels, generator, future)
+    return forced_by_denoiser(lambda x, k: model.predict(x, k, cond), model.schedule.levels, generator)
 
 
-def forced_by_denoiser(denoise: Denoise, levels: int, generator: Generator | None = None, future: Tensor | None = None) -> Forced:
-    """The same for any denoiser (x, k) -> Prediction: the past as given, the token itself, and a future of pure noise.
-
-    future: the noise (b, t, *event) to stand in for later tokens; drawn anew in each call if None.
-    """
+def forced_by_denoiser(denoise: Denoise, levels: int, generator: Generator | None = None) -> Forced:
+    """The same for any denoiser (x, k) -> Prediction: the past as given, the token itself, and a future of pure noise."""
 
     def forced(x: Tensor, k: Tensor, past_x: Tensor, past_k: Tensor) -> Prediction:
-        x0, eps = [], []
+        parts = []
         for token in range(x.shape[1]):
-            noise = _randn(x[:, token + 1 :], generator) if future is None else future[:, token + 1 :]
-            absent = torch.full_like(k[:, token + 1 :], levels)
-            tokens = torch.cat([past_x[:, :token], x[:, token : token + 1], noise], dim=1)
-            pred = denoise(tokens, torch.cat([past_k[:, :token], k[:, token : token + 1], absent], dim=1))
-            x0.append(pred.x0[:, token])
-            eps.append(pred.eps[:, token])
-        return Prediction(torch.stack(x0, dim=1), torch.stack(eps, dim=1))
+            noise = torch.cat([past_x[:, : token + 1], _randn(x[:, token + 1 :], generator)], dim=1)
+            one = slice(token, token + 1)
+            parts.append(_one_token(denoise, levels, past_x, past_k, noise, token)(x[:, one], k[:, one]))
+        return Prediction(torch.cat([part.x0 for part in parts], dim=1), torch.cat([part.eps for part in parts], dim=1))
 
     return forced
+
+
+def _one_token(denoise: Denoise, levels: int, past_x: Tensor, past_k: Tensor, future: Tensor, token: int) -> Denoise:
+    """(x, k) (b, 1, ...) -> Prediction of one token, given those before it in past_x at past_k and noise in the place of later ones."""
+
+    def predict(x: Tensor, k: Tensor) -> Prediction:
+        absent = torch.full_like(past_k[:, token + 1 :], levels)
+        tokens = torch.cat([past_x[:, :token], x, future[:, token + 1 :]], dim=1)
+        pred = denoise(tokens, torch.cat([past_k[:, :token], k, absent], dim=1))
+        return Prediction(pred.x0[:, token : token + 1], pred.eps[:, token : token + 1])
+
+    return predict
 
 
 def _term(

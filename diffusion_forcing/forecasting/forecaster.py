@@ -236,10 +236,10 @@ class Forecaster:
         values = series.fill(History.of(panel), samples=samples, steps=steps, generator=Generator().manual_seed(seed))
         return Forecast(values, panel.names, panel.index)
 
-    def anomaly_score(self, data: pd.DataFrame | Panel | None = None, *, seed: int = 0) -> pd.DataFrame:
+    def anomaly_score(self, data: pd.DataFrame | Panel | None = None) -> pd.DataFrame:
         """How unlikely each value is given those before it, in nats, as a wide frame: high where something unusual happened."""
         series, panel = self._series_and_panel(data)
-        return pd.DataFrame(series.anomaly_score(History.of(panel), seed=seed), index=panel.index, columns=list(panel.names))
+        return pd.DataFrame(series.anomaly_score(History.of(panel)), index=panel.index, columns=list(panel.names))
 
     def save(self, folder: str | Path) -> None:
         """Network, statistics and options as safetensors and JSON; no data."""

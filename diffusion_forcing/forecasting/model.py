@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from ..checks import check_counts
 from ..files import write_atomically
 from ..guidance import guide
-from ..likelihood import elbo
+from ..likelihood import log_likelihood
 from ..matrix import full_sequence, pin
 from ..model import Denoise, DiffusionForcing
 from ..sampler import Sampler, check_all_noise
@@ -252,9 +252,8 @@ class SeriesModel:
             out[:, rows, series] = own.unstandardize(standard)[..., 0].numpy()
         return out
 
-    @torch.no_grad()
-    def anomaly_score(self, history: History, *, steps: int = 16, draws: int = 4, seed: int = 0) -> Array:
-        """How unlikely each value is given those before it, (t, d) in nats: minus the lower bound on its token's log-likelihood.
+    def anomaly_score(self, history: History, *, steps: int = 16) -> Array:
+        """How unlikely each value is given those before it, (t, d) in nats: minus the log-likelihood of its token (`log_likelihood`).
 
         NaN where a value is missing. Likelihoods are of tokens, so that values of different series compare.
         """
@@ -266,11 +265,8 @@ class SeriesModel:
             begin = max(self.scaler.warmup, end - self.context - self.horizon)
             tokens, levels = self._tokens(exact, begin, end)
             origin = max(begin, end - self.horizon)
-            bound = elbo(
-                self.model, schedule, tokens, levels, self._cond(exact, begin, end, origin),
-                ladder=schedule.ladder(steps), draws=draws, generator=Generator().manual_seed(seed),
-            )  # fmt: skip
-            score = torch.where(levels < schedule.levels, -bound, torch.nan)
+            likely = log_likelihood(self.model, schedule, tokens, levels, self._cond(exact, begin, end, origin), steps=steps)
+            score = torch.where(levels < schedule.levels, -likely, torch.nan)
             out[origin:end] = score[:, origin - begin :].T.double().numpy()
         return out
 
