@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..backbones import BackboneConfig
 from ..codecs import codec_traits
 from ..model import DiffusionForcing
 from ..schedule import LEVELS, NoiseSchedule, cosine
@@ -29,7 +32,7 @@ from .pretrained import model_folder
 from .run import FIT, open_run
 from .sequences import LONGEST, MOST_BYTES, Ragged, Sequences, digest, gather, hold_out, kept_of, normalizer, write
 from .task import TASKS, Task, TaskData
-from .train import Result, seeded, train
+from .train import Diverged, Result, seeded, train
 
 Arrays = Tensor | np.ndarray | Sequence[Any]
 
@@ -52,8 +55,9 @@ class Fit:
 
 
 def fit(
-    model: Any, dataset: Arrays | Source | TaskData | Task, train: TrainConfig | None = None, *, folder: str | Path = "runs/fit",
-    cond: Arrays | None = None, valid: Any = 0.1, length: int | None = None, objective: Objective | None = None, **options: Any,
+    model: nn.Module | ModelConfig | BackboneConfig, dataset: Arrays | Source | TaskData | Task, train: TrainConfig | None = None, *,
+    folder: str | Path = "runs/fit", cond: Arrays | None = None, valid: float | Arrays | tuple[Arrays, Arrays] | Source | None = None,
+    length: int | None = None, objective: Objective | None = None, **options: Any,
 ) -> Fit:  # fmt: skip
     """Train a model on data, in a folder that `dforce eval`, `sample` and `report` open. The same call resumes after Ctrl-C or a crash.
 
@@ -61,8 +65,8 @@ def fit(
     dataset: raw sequences, an array (n, t, *event) or a list of arrays (t_i, *event) of any lengths; or tokens as the model reads them, a
     TaskData or a source (`Windows`); or a Task. Raw sequences are normalised, unless the model has a codec, which then encodes them.
     train: budget and optimiser; options: fields of it, such as steps=1000, lr=3e-4, quiet=True. cond: conditions (n, t, c), or a list.
-    valid: what to validate on, as a share of the sequences or as data like `dataset`, with conditions (data, cond). length: tokens of a
-    training window; by default those of the longest sequence, 64 at most. objective: what is minimised, `Denoising()` by default.
+    valid: what to validate on, as a share of the sequences (a tenth by default) or as data like `dataset`, with conditions (data, cond).
+    length: tokens of a training window; by default those of the longest sequence, 64 at most. objective: `Denoising()` by default.
     """
     config, folder = _train_config(train, options), Path(folder)
     codec = _codec(model, config)
@@ -71,11 +75,12 @@ def fit(
     network = _build(model, data, objective)
     if isinstance(task, Sequences):
         task = dataclasses.replace(task, sampler=default_sampler(network.causal))
-    described = _model_config(model) or GivenModel(describe(network))
+    described = _model_config(model) or GivenModel(json.loads(json.dumps(describe(network))))
     experiment = Experiment(task, described, config, objective, folder.name)
     check(experiment)
     _try_out(network, data, objective)
-    if os.environ.get("RANK", "0") == "0":
+    main = os.environ.get("RANK", "0") == "0"
+    if main:
         open_run(folder, FIT, experiment, _command(), facts=_own_classes(task, network))
         if kept:
             write(folder / "data.safetensors", **kept)
@@ -87,7 +92,7 @@ def fit(
         network = DiffusionForcing.from_pretrained(folder / "model")
     else:
         fill(network, folder / "model" / WEIGHTS_FILE)
-    if not config.quiet:
+    if main and not config.quiet:
         print(f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
               f"Next: dforce eval {folder}", flush=True)  # fmt: skip
     return Fit(network.eval(), folder, result)
@@ -95,7 +100,11 @@ def fit(
 
 def _train(experiment: Experiment, folder: Path, model: DiffusionForcing | None, data: TaskData) -> Result:
     """Train. Ctrl-C saves, and then ends the program as usual."""
-    result = train(dataclasses.replace(experiment, task=experiment.task.within(folder)), folder, model=model, data=data)
+    try:
+        result = train(dataclasses.replace(experiment, task=experiment.task.within(folder)), folder, model=model, data=data)
+    except Diverged as error:  # whose advice is for the command line
+        words = re.sub(r"--train\.(\w+) ([\d.e+-]+)", r"\1=\2", str(error)).replace("together with --fresh", "in another folder")
+        raise Diverged(words) from None
     if result.status != "interrupted":
         return result
     saved = f"at step {result.step:,}; all is saved, and the same call resumes it" if result.step else "before the first step"
@@ -161,14 +170,16 @@ def _data(dataset: Any, cond: Any, valid: Any, length: int | None, codec: Any) -
     for name, value in (("cond", cond), ("length", length)):
         if value is not None:
             raise ValueError(f"{name} goes with arrays; a {type(dataset).__name__} has its own: leave out {name}")
+    if valid is not None and Source not in kinds:
+        raise ValueError(f"a {type(dataset).__name__} says itself what to validate on; leave out valid")
     return (dataset, dataset.data(), {}) if Task in kinds else _of_tokens(dataset, valid)
 
 
 def _of_arrays(dataset: Any, cond: Any, valid: Any, length: int | None, codec: Any) -> tuple[Sequences, TaskData, dict[str, Ragged]]:
     """The task, its windows of tokens, and what the run keeps, of raw sequences."""
     train = gather(dataset, cond, "dataset")
-    if isinstance(valid, (int, float)):
-        train, held = hold_out(train, valid)
+    if valid is None or isinstance(valid, (int, float)):
+        train, held = hold_out(train, 0.1 if valid is None else valid)
     elif {Source, TaskData} & {*type(valid).__mro__}:
         raise ValueError("dataset holds raw sequences and valid tokens; give both as arrays, or both as Windows")
     else:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..files import write_atomically
 from ..model import DiffusionForcing
+from ..serialization import read_config
 from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
 from .objective import OBJECTIVES
 from .recipes import find, import_own
@@ -102,7 +103,7 @@ def load_run(folder: Path, backbone: nn.Module | str | None = None) -> tuple[Exp
     experiment = load_experiment(folder / CONFIG, _classes_of(folder))
     if not (folder / "model").exists():
         raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
-    if backbone is None and read_json(folder / "model" / CONFIG).get("backbone", {}).get("kind") == "custom":
+    if backbone is None and _network_of(folder).get("kind") == "custom":
         about = read_json(folder / ABOUT) if (folder / ABOUT).exists() else {}
         raise ValueError(f"{folder} uses a network of your own, and opening a run imports nothing that a file names: add --backbone "
                          f"{about.get('backbone', 'module:Class')} (that class, or a function without arguments that returns the network), "
@@ -116,8 +117,7 @@ def own_backbone(reference: str, folder: Path) -> nn.Module:
     its `config`.
     """
     made = import_own(reference, "--backbone")
-    config = read_json(folder / "model" / CONFIG).get("backbone", {})
-    options = {name: value for name, value in config.items() if name != "kind"} if isinstance(made, type) else {}
+    options = {name: value for name, value in _network_of(folder).items() if name != "kind"} if isinstance(made, type) else {}
     try:
         network = made(**options)
     except TypeError as error:
@@ -126,6 +126,13 @@ def own_backbone(reference: str, folder: Path) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise ValueError(f"--backbone {reference} gives a {type(network).__name__}; it must give a network, an nn.Module")
     return network
+
+
+def _network_of(folder: Path) -> dict[str, Any]:
+    """What a run's model says of its network; nothing where its file is missing or says no such thing."""
+    file = folder / "model" / CONFIG
+    network = read_config(file).get("backbone") if file.is_file() else None
+    return network if isinstance(network, dict) else {}
 
 
 def _classes_of(folder: Path) -> tuple[type, ...]:

@@ -24,6 +24,7 @@ from diffusion_forcing.engine.log import Log
 from diffusion_forcing.engine.objective import Denoising
 from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.engine.task import Task, TaskData
+from diffusion_forcing.engine.train import Diverged
 from diffusion_forcing.files import read_tensors
 from diffusion_forcing.windows import Windows
 
@@ -256,6 +257,29 @@ def test_conditions_may_be_dropped_for_guidance(here):
 # A network of one's own.
 
 
+def test_a_config_with_tuples_is_the_same_when_it_is_read_again(here):
+    def make():
+        network = Leaky()
+        network.config["sizes"] = (1, 2)
+        return network
+
+    fit(make(), walks(), folder="run", **SMALL)
+    assert fit(make(), walks(), folder="run", **{**SMALL, "steps": 5}).result.step == 5
+
+
+def test_the_advice_after_a_divergence_is_python(here):
+    with pytest.raises(Diverged, match=r"\(lr=3.3e\+28\), a longer warm-up \(warmup=4\) in another folder"):
+        fit(CONFIG, walks(), folder="run", **{**SMALL, "steps": 50, "lr": 1e29, "clip_norm": 1e29})
+
+
+def test_a_model_is_measured_on_the_data_of_another_run(here):
+    fit(CONFIG, walks(), folder="a", **SMALL)
+    fit(CONFIG, walks(seed=1), folder="b", **SMALL)
+    one, other = (opened("a", "--task.file", f"{name}/data.safetensors") for name in "ab")
+    assert one["loss"] == pytest.approx(opened("a")["loss"], rel=1e-6)
+    assert one["loss"] != other["loss"]
+
+
 def test_a_network_of_ones_own_is_handed_over_on_the_command_line(here, capsys):
     done = fit(Leaky(), walks(), folder="run", **SMALL)
     assert json.loads((here / "run" / "run.json").read_text())["backbone"] == "own_net:Leaky"
@@ -444,6 +468,8 @@ BAD = {
     "list of series": ([torch.zeros(5), torch.zeros(4)], {}, r"x\[..., None\]"),
     "other widths": ([torch.zeros(5, 2), torch.zeros(4, 3)], {}, "all tokens must have one shape"),
     "integers": (torch.zeros(4, 5, 2, dtype=torch.long), {}, r"as x.float\(\)"),
+    "data that are validated on others": (TaskData(Windows(walks(), 4), Windows(walks(), 4)), {"valid": 0.2}, "leave out valid"),
+    "a codec that cannot be saved": (TaskData(Windows(walks(), 4), Windows(walks(), 4), nn.Identity()), {}, "a Identity cannot be saved"),
     "a word": ("data.npy", {}, "is an array .*got a str"),
     "conditions of other sequences": (walks(), {"cond": torch.zeros(19, 6, 1)}, "cond has 19 sequences"),
     "conditions of other tokens": (walks(), {"cond": torch.zeros(20, 5, 1)}, "conditions must cover each token"),
