@@ -6,11 +6,12 @@ Train with each token at its own random level; then one model and a schedule mat
 """
 
 from .backbones import RNN, Backbone, Transformer, check_backbone
-from .guidance import MonteCarlo, blend, classifier_free, guide, history_guidance
+from .guidance import blend, classifier_free, guide, history_guidance
 from .levels import Levels, independent, mixture, noisy_context, noisy_prefix, shared, staircase, teacher_forced
 from .likelihood import bits_per_number, elbo, infer_level, joint_log_likelihood, log_likelihood
 from .matrix import autoregressive, check_matrix, full_sequence, pin, pyramid, staggered, start_at, trapezoid
 from .model import Denoiser, DiffusionForcing, mask_cond
+from .monte_carlo import MonteCarlo
 from .observations import Observation, filter, infill, interpolate, observe, smooth
 from .parameterization import Prediction
 from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother

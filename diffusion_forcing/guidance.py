@@ -7,41 +7,17 @@ history_guidance  away from "no past" (or a noisy one), towards the past: tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from .backbones import State, join_states
 from .model import Denoise, Denoiser, DiffusionForcing
+from .monte_carlo import MonteCarlo, Reward, reward_gradient
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
-from .solver import ddim_step
-
-Futures = Literal["resample", "rollout"]
-Reward = Callable[[Tensor], Tensor]  # clean tokens (b, t, *event) -> score (b,)
-
-
-@dataclass(frozen=True)
-class MonteCarlo:
-    """How Monte Carlo guidance draws futures: the reward is averaged over `draws` of them."""
-
-    draws: int = 4
-    futures: Futures = "resample"
-    """resample: the future is denoised in one step and noised again to its levels, each draw with its own noise. rollout: it is then also
-    taken down to clean in `steps` steps, so that the reward sees sampled futures instead of mean ones."""
-    present: int = 1
-    """The first so many tokens that are not yet clean are the present, what follows is the future."""
-    steps: int = 3
-    """Of futures="rollout": denoising steps."""
-
-    def __post_init__(self) -> None:
-        if self.draws < 1 or self.present < 1 or self.steps < 1:
-            raise ValueError(f"draws, present and steps count from 1; got draws={self.draws}, present={self.present}, steps={self.steps}")
-        if self.futures not in get_args(Futures):
-            raise ValueError(f"futures is 'resample' or 'rollout'; got {self.futures!r}")
 
 
 def guide(
@@ -63,60 +39,25 @@ def guide(
     if not 0 <= low <= high <= schedule.levels:
         raise ValueError(f"guidance acts on levels (lo, hi) with 0 <= lo <= hi <= {schedule.levels}; got {levels}")
 
+    def steer(inner: MonteCarlo) -> Denoise:
+        return guide(denoise, schedule, reward, scale, draws=inner, form=form, levels=levels, generator=generator)
+
     def guided(x: Tensor, k: Tensor) -> Prediction:
-        if scale == 0:
-            return denoise(x, k)
         acts = (k >= low) & (k <= high) & (k > 0)
-        if not acts.any():
+        if scale == 0 or not acts.any():
             return denoise(x, k)
-        with torch.enable_grad():
-            # Inside another guide, x carries that one's gradient: ours must not cut it off.
-            variable = x if x.requires_grad else x.detach().requires_grad_()
-            pred = denoise(variable, k)
-            if plan.draws == 1 and plan.futures == "resample":
-                score = _score(reward, pred.x0)
-            else:
-                clean = _sample_futures(denoise, schedule, variable, k, pred, plan, generator)
-                score = _score(reward, clean).unflatten(0, (len(x), plan.draws)).mean(1)
-            (grad,) = torch.autograd.grad(score.sum(), variable, retain_graph=x.requires_grad)
-        grad = scale * grad * expand(acts, x)
-        x0, eps = (pred.x0, pred.eps) if x.requires_grad else (pred.x0.detach(), pred.eps.detach())
+        mask = plan.guides(x, k) & expand(acts, x)
+        if not mask.any():
+            return denoise(x, k)
+        pred, grad = reward_gradient(denoise, schedule, reward, x, k, plan, steer=steer, generator=generator)
+        grad = scale * grad * mask
         inner = None if pred.grad is None else pred.grad.detach()
         if form == "step":
-            return Prediction(x0, eps, grad if inner is None else inner + grad)
+            return Prediction(pred.x0, pred.eps, grad if inner is None else inner + grad)
         alpha, sigma = expand(schedule.alpha(k), x), expand(schedule.sigma(k), x)
-        return Prediction(x0 + sigma**2 / alpha * grad, eps - sigma * grad, inner)
+        return Prediction(pred.x0 + sigma**2 / alpha * grad, pred.eps - sigma * grad, inner)
 
     return guided
-
-
-def _score(reward: Reward, clean: Tensor) -> Tensor:
-    score = reward(clean)
-    if not isinstance(score, Tensor) or score.shape != clean.shape[:1]:
-        shape = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
-        raise ValueError(f"a reward maps tokens {tuple(clean.shape)} to one score a sequence, shape ({len(clean)},); got {shape}")
-    if not score.requires_grad:
-        raise ValueError("the reward has no gradient with respect to the tokens; compute it with differentiable torch operations")
-    return score
-
-
-def _sample_futures(
-    denoise: Denoise, schedule: NoiseSchedule, x: Tensor, k: Tensor, pred: Prediction, plan: MonteCarlo, generator: Generator | None
-) -> Tensor:
-    """Clean sequences (b*draws, t, *event): the present as it stands, futures drawn given it. Differentiable in x."""
-    unfinished = k > 0
-    future = unfinished & (unfinished.long().cumsum(1) > plan.present)
-    x, k, future, x0 = (part.repeat_interleave(plan.draws, dim=0) for part in (x, k, future, pred.x0))
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    # At K what is left of x0 is next to nothing, but its derivative is not: an absent token is fresh noise, and no more.
-    again = torch.where(expand(k == schedule.levels, x), noise, schedule.add_noise(x0, k, noise))
-    x = torch.where(expand(future, x), again, x)
-    if plan.futures == "rollout":
-        for left in range(plan.steps, 0, -1):
-            k_next = torch.where(future, (k * (left - 1)) // left, k)
-            x = ddim_step(schedule, x, denoise(x, k), k, k_next)
-            k = k_next
-    return denoise(x, k).x0
 
 
 def blend(denoisers: Sequence[Denoise], weights: Sequence[float]) -> Denoise:

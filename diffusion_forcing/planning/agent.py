@@ -20,8 +20,9 @@ from torch import Generator, Tensor
 from ..codecs import Chain
 from ..engine.pretrained import run_folder
 from ..engine.run import load_run
-from ..guidance import MonteCarlo, guide
+from ..guidance import guide
 from ..model import DiffusionForcing
+from ..monte_carlo import MonteCarlo
 from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
 from .envs.maze2d import Array, Bools, Maze, by_name, check_inside

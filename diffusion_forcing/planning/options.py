@@ -26,8 +26,8 @@ class PlanOptions:
     """How the gradient acts: "eps" shifts the predicted noise, "step" the denoised sample (`guidance.guide`)."""
     draws: int = 1
     """Monte Carlo guidance: futures over which the reward is averaged. 1: the predicted mean only."""
-    futures: Literal["resample", "rollout"] = "resample"
-    """How Monte Carlo guidance samples futures: denoised in one step, or rolled out in a few."""
+    futures: Literal["resample", "fresh"] = "resample"
+    """How Monte Carlo guidance samples futures: noised again and denoised in one step, or from white noise in a few steps."""
     candidates: int = 1
     """Plans sampled at a time, of which the one with the highest reward is kept."""
     replan: int = 20

@@ -70,7 +70,7 @@ def model(causal=True, cond=0, rnn=True, **options):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("draws", [1, 3])
-@pytest.mark.parametrize("futures", ["resample", "rollout"])
+@pytest.mark.parametrize("futures", ["resample", "fresh"])
 def test_zero_scale_is_the_identity(form, draws, futures):
     denoise = PROCESS.denoiser()
     guided = guide(denoise, SCHEDULE, near_two, 0.0, form=form, draws=MonteCarlo(draws, futures))
@@ -114,7 +114,7 @@ def test_guidance_raises_the_reward(form, causal, slope, reward):
     assert means[2] > means[1] + 0.05
 
 
-@pytest.mark.parametrize("futures", ["resample", "rollout"])
+@pytest.mark.parametrize("futures", ["resample", "fresh"])
 def test_monte_carlo_guidance_raises_the_reward(futures):
     matrix = pyramid(4, SCHEDULE.ladder(20), 5)
     x, means = noise(200), []
@@ -206,7 +206,7 @@ def test_where_no_token_is_at_its_levels_guidance_is_the_plain_denoiser(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"draws": MonteCarlo(2, "rollout")}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"draws": 3}, {"draws": MonteCarlo(2, "fresh")}], ids=str)
 def test_pinned_tokens_do_not_move(form, options):
     matrix = pin(pin(pyramid(4, SCHEDULE.ladder(10)), 0), 2, 400)
     guided = guide(PROCESS.denoiser(), SCHEDULE, near_two, 5.0, form=form, generator=seeded(0), **options)
@@ -249,129 +249,7 @@ def test_guidance_builds_no_graph_and_no_gradients_of_the_model():
     assert all(p.grad is None for p in net.parameters())
 
 
-# Monte Carlo guidance.
-
-
-def gradients(draws, futures, repeats=200, reward=near_two):
-    """(repeats,) gradients at the present token, each with noise of its own."""
-    k, x = levels(0, 300, K, K), noise()
-    generator = seeded(0)
-    guided = guide(PROCESS.denoiser(True), SCHEDULE, reward, 1.0, draws=MonteCarlo(draws, futures), generator=generator)
-    return torch.stack([guided(x, k).grad[0, 1, 0] for _ in range(repeats)])
-
-
-def test_more_draws_make_a_steadier_gradient():
-    """Its variance falls as 1/draws: the rewards of independent futures are averaged."""
-    one, many = gradients(1, "rollout"), gradients(16, "rollout")
-    assert one.var() > 0
-    assert 8 < one.var() / many.var() < 32
-    assert (one.mean() - many.mean()).abs() < 5 * (one.var() / len(one)).sqrt()
-
-
-def test_more_draws_make_a_steadier_gradient_when_futures_are_resampled():
-    k, x = levels(0, 300, 600, 800), noise()
-    spread = []
-    for draws in (2, 32):
-        guided = guide(PROCESS.denoiser(True), SCHEDULE, near_two, 1.0, draws=draws, generator=seeded(0))
-        spread.append(torch.stack([guided(x, k).grad[0, 1, 0] for _ in range(200)]).var())
-    assert 8 < spread[0] / spread[1] < 32
-
-
-def test_a_draw_is_a_function_of_its_generator():
-    x, k = noise(2), levels(0, 300, 600, K, n=2)
-    before = torch.get_rng_state()
-    for futures in ("resample", "rollout"):
-        grads = [
-            guide(PROCESS.denoiser(), SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(seed))(x, k).grad
-            for seed in (0, 0, 1)
-        ]
-        assert torch.equal(grads[0], grads[1])
-        assert not torch.equal(grads[0], grads[2])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("present", [1, 2])
-def test_resampled_futures_keep_the_present(present):
-    """Known tokens and the present stay as they are; the future is noised anew to its levels, each draw with its own noise."""
-    x, k = noise(2, 5), levels(0, 300, 600, 800, K, n=2)
-    process = Gaussian(SCHEDULE, ar1(5, 0.9))
-    denoise, shown = record(process.denoiser())
-    guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, present=present), generator=seeded(0))(x, k)
-    (first, _), (futures, future_k) = shown
-    assert torch.equal(first, x)
-    assert torch.equal(future_k, k.repeat_interleave(3, 0))
-    copies = x.repeat_interleave(3, 0)
-    now = 1 + present
-    assert torch.equal(futures[:, :now], copies[:, :now])
-    assert (futures[:, now:] != copies[:, now:]).all()
-    assert (futures[:3, now:].std(0) > 0).all()
-
-
-def test_resampled_futures_have_the_noise_of_their_level():
-    x, k = noise(), levels(0, 300, 600, K)
-    denoise, shown = record(PROCESS.denoiser())
-    guide(denoise, SCHEDULE, near_two, 1.0, draws=20_000, generator=seeded(0))(x, k)
-    futures = shown[1][0][:, 2:, 0]
-    alpha, sigma = SCHEDULE.alpha(k[0, 2]).item(), SCHEDULE.sigma(k[0, 2]).item()
-    expected = alpha * PROCESS.denoiser()(x, k).x0[0, 2, 0].item()
-    assert futures.mean(0).tolist() == pytest.approx([expected, 0.0], abs=0.03)
-    assert futures.std(0).tolist() == pytest.approx([sigma, 1.0], abs=0.03)
-
-
-@pytest.mark.parametrize("futures", ["resample", "rollout"])
-def test_an_absent_future_is_fresh_noise_and_no_more(futures):
-    """At K the last trace of signal is too small to see but its derivative is not: no gradient reaches what stood there."""
-    net = randomised(DiffusionForcing(RNN(1, hidden=16, levels=K), SCHEDULE, parameterization="eps"))
-    x, k = torch.randn(2, 4, 1, generator=seeded(0)), levels(0, 300, 600, K, n=2)
-    pred = guide(net.denoiser(), SCHEDULE, last, 1.0, draws=MonteCarlo(2, futures), generator=seeded(1))(x, k)
-    assert torch.equal(pred.grad[:, 3], torch.zeros(2, 1))
-    assert (pred.grad[:, 1] != 0).all()
-
-
-def test_a_rolled_out_future_ends_clean():
-    x, k = noise(), levels(0, 300, 600, K)
-    denoise, shown = record(PROCESS.denoiser())
-    guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(2, "rollout", steps=4), generator=seeded(0))(x, k)
-    rows = [k[0].tolist() for _, k in shown]
-    assert rows[0] == [0, 300, 600, K]
-    assert rows[1:] == [[0, 300, 600, K], [0, 300, 450, 750], [0, 300, 300, 500], [0, 300, 150, 250], [0, 300, 0, 0]]
-    assert all((shown[i][0][:, 1] == x[0, 1]).all() for i in range(len(shown)))
-
-
-def test_a_reward_sees_sampled_futures_when_rolled_out_and_mean_ones_otherwise():
-    """A future at K, given a nearly clean present: spread as the process is, or not at all."""
-    x, k = noise(t=3), levels(0, 1, K)
-    process = Gaussian(SCHEDULE, ar1(3, 0.9))
-    spread = {}
-    for futures in ("resample", "rollout"):
-        seen = []
-
-        def reward(clean, seen=seen):
-            seen.append(clean.detach())
-            return last(clean)
-
-        guide(process.denoiser(True), SCHEDULE, reward, 1.0, draws=MonteCarlo(4000, futures, steps=60), generator=seeded(0))(x, k)
-        spread[futures] = seen[-1][:, 2, 0].std().item()
-        assert seen[-1][:, 1].std() < 1e-6
-    assert spread["resample"] < 0.01
-    assert spread["rollout"] == pytest.approx((1 - 0.9**2) ** 0.5, rel=0.1)
-
-
-@pytest.mark.parametrize("rnn", [True, False], ids=["rnn", "transformer"])
-@pytest.mark.parametrize("futures", ["resample", "rollout"])
-def test_draws_go_with_a_condition_and_a_past(rnn, futures):
-    net = model(cond=1, rnn=rnn)
-    past = net.absorb(torch.randn(2, 3, 1, generator=seeded(0)), torch.ones(2, 3, 1))
-    denoise = net.denoiser(torch.ones(2, 4, 1), past)
-    x, k = torch.randn(2, 4, 1, generator=seeded(1)), levels(0, 300, 600, 900, n=2)
-    pred = guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(2))(x, k)
-    assert pred.grad.shape == x.shape
-    assert (pred.grad[:, 1:] != 0).all()
-    # Each sequence is guided by its own futures.
-    changed = x.clone()
-    changed[1] += 1
-    other = guide(denoise, SCHEDULE, near_two, 1.0, draws=MonteCarlo(3, futures), generator=seeded(2))(changed, k)
-    torch.testing.assert_close(other.grad[0], pred.grad[0])
+# What is refused.
 
 
 @pytest.mark.parametrize(
@@ -388,20 +266,6 @@ def test_draws_go_with_a_condition_and_a_past(rnn, futures):
 def test_a_guide_that_makes_no_sense_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         guide(PROCESS.denoiser(), SCHEDULE, last, 1.0, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"present": 0}, "count from 1.*present=0"),
-        ({"steps": 0}, "count from 1.*steps=0"),
-        ({"futures": "mean"}, "'resample' or 'rollout'.*'mean'"),
-    ],
-    ids=str,
-)
-def test_futures_that_make_no_sense_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        MonteCarlo(**options)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_guidance_raises_the_reward(name, kind):
 
 
 @both
-@pytest.mark.parametrize("futures", ["resample", "rollout"])
+@pytest.mark.parametrize("futures", ["resample", "fresh"])
 def test_monte_carlo_guidance_raises_the_reward_too(kind, futures):
     reward = REWARDS["reach"]
     options = {"matrix": "pyramid", "futures": futures, "steps": 3}
