@@ -33,8 +33,9 @@ TINY = 1e-6
 class MonteCarlo:
     """Monte Carlo guidance: over which futures the reward is averaged, and how its gradient is estimated.
 
-    Network calls of a guided call, each of `draws` times the batch, beside the one that any sampling takes: 1 for "resample" (none with one
-    draw), `steps` + `slope` * (later tokens) for "fresh". One backward pass through them; none for the covariance.
+    A guided call takes one network call more for "resample" (none for one draw), and `steps` + `slope` * (later tokens) more for "fresh",
+    each on `draws` times the batch; one backward pass through them, none for the covariance. Guided later choices add a backward pass to
+    each, or (`inner_draws` > 1) max(2, steps // 2) calls on `inner_draws` times its batch.
     """
 
     draws: int = 4
@@ -187,16 +188,17 @@ def _fresh_futures(
 
 
 def _variance(y: Tensor, x0: Tensor, noise: Tensor, draws: int) -> Tensor:
-    """Variance (b*draws, t, *event) of clean tokens that explains how far predictions x0 follow tokens y = x + noise over the draws.
+    """Variance, like x0 (b*draws, t, *event), of clean tokens that explains how x0 follows tokens y = x + noise from draw to draw.
 
     A Gaussian token of variance v is predicted as v / (v + noise) of y. In the first step, in which all draws are the same, v is 1.
     """
-    y, x0 = (part.unflatten(0, (-1, draws)) - part.unflatten(0, (-1, draws)).mean(1, keepdim=True) for part in (y, x0))
-    spread = (y**2).sum(1, keepdim=True)
-    known = spread > TINY * noise.unflatten(0, (-1, draws))[:, :1]
-    share = torch.where(known, (x0 * y).sum(1, keepdim=True) / spread.clamp(min=TINY), 0.0).clamp(TINY, 1 - TINY)
-    variance = noise.unflatten(0, (-1, draws)) * share / (1 - share)
-    return torch.where(known, variance, 1.0).flatten(0, 1)
+    y, x0, noise = (part.expand_as(x0).unflatten(0, (-1, draws)) for part in (y, x0, noise))
+    y = y - y.mean(1, keepdim=True)
+    spread = (y**2).mean(1, keepdim=True)
+    known = spread > TINY * noise
+    share = (x0 * y).mean(1, keepdim=True) / spread.clamp(min=TINY)
+    share = share.clamp(TINY, 1 - TINY)
+    return torch.where(known, noise * share / (1 - share), 1.0).flatten(0, 1)
 
 
 def _resampled_futures(

@@ -217,7 +217,7 @@ def test_one_resampled_draw_is_the_gradient_at_the_predicted_mean_bit_for_bit():
 @pytest.mark.parametrize(("plan", "k"), [(MonteCarlo(2), (0, 300, 600, 800)), *((replace(p, draws=2), (0, 300, K, K)) for p in KINDS[1:])],
                          ids=["resample", "pathwise", "covariance"])  # fmt: skip
 def test_more_draws_make_a_steadier_gradient(plan, k):
-    """Its variance falls as 1/draws: the rewards of independent futures are averaged. 400 copies of a sequence have futures of their own."""
+    """Its variance falls as 1/draws: independent futures are averaged. 400 copies of a sequence have futures of their own."""
     spread, means = [], []
     x, level = noise().expand(400, -1, -1), levels(*k, n=400)
     for draws in (2, 32):
