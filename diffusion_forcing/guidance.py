@@ -1,6 +1,6 @@
 """Guidance: functions from denoiser to denoiser. They compose, and samplers do not know of them.
 
-guide             a differentiable reward of the whole sequence; with draws > 1, Monte Carlo guidance
+guide             a reward of the whole sequence; with draws > 1, Monte Carlo guidance (monte_carlo)
 classifier_free   away from "no condition", towards the condition
 history_guidance  away from "no past" (or a noisy one), towards the past: tokens of the window, or a state, as roll-outs have it
 """
@@ -26,11 +26,13 @@ def guide(
 ) -> Denoise:  # fmt: skip
     """Steer sampling towards high reward: the gradient of the reward of the predicted clean sequence, with respect to the noisy one.
 
-    reward: (b, t, *event) -> (b,), differentiable. Later tokens are predicted from earlier ones, so their reward steers the past.
+    reward: (b, t, *event) -> (b,), differentiable (but for the covariance of `MonteCarlo`). Later tokens are predicted from earlier ones,
+    so their reward steers the past.
     form: where the gradient acts. "step" shifts the stepped sample by scale sigma (sigma - sigma_next) grad, which stays on the data
     under any schedule; "eps" is the textbook's x0 += scale sigma^2/alpha grad, strong at high levels: use it with `levels`.
     levels: (lo, hi), the levels of tokens on which guidance acts; others are left alone. None: all.
-    draws: futures over which the reward is averaged, a number or a `MonteCarlo`. Scales compare at the same number of draws only.
+    draws: futures over which the reward is averaged: a number, of resampled ones, or a `MonteCarlo`, which says what it costs. Only fresh
+    futures converge to the expected reward. Scales compare at the same number of draws only.
     """
     plan = draws if isinstance(draws, MonteCarlo) else MonteCarlo(draws)
     if form not in ("step", "eps"):

@@ -1,4 +1,4 @@
-"""Draw the figures of the concept pages: `python docs/make_pictures.py` writes docs/images/*.png in a quarter of a minute.
+"""Draw the figures of the concept pages: `python docs/make_pictures.py` writes docs/images/*.png in half a minute.
 
 Another folder can be named: `python docs/make_pictures.py FOLDER`.
 """
@@ -15,12 +15,14 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from diffusion_forcing import (
+    MonteCarlo,
     NoiseSchedule,
     Prediction,
     autoregressive,
     cosine,
     full_sequence,
     guide,
+    linear,
     pin,
     pyramid,
     sample,
@@ -33,7 +35,7 @@ from diffusion_forcing.parameterization import with_x0
 
 IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"
 LARGEST = 60_000  # bytes
-DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "bias")
+DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "gamble", "bias")
 
 
 class Oracle:
@@ -110,6 +112,49 @@ def guidance() -> None:
         right.legend(frameon=False)
 
 
+def gamble() -> None:
+    """Share of risky choices against the number of futures, for a gamble whose exact denoiser, causal, is a formula."""
+    schedule = NoiseSchedule(linear(1000))
+    means = torch.tensor([[-1.0, 0.3], [1.0, 1.5], [1.0, -1.5]])  # (choice, pay): safe; risky, won; risky, lost
+    chances, std, scale = torch.tensor([0.5, 0.2, 0.3]), 0.1, 3.0
+
+    def denoise(x: Tensor, k: Tensor) -> Prediction:
+        alpha, sigma = schedule.alpha(k)[:, None], schedule.sigma(k)[:, None]
+        variance = (std * alpha) ** 2 + sigma**2
+        error = x.mT - alpha * means
+        which = ((-0.5 * error**2 / variance).cumsum(-1) + chances.log()[:, None]).softmax(1)
+        x0 = (which * (means + alpha * std**2 / variance * error)).sum(1)[..., None]
+        return with_x0(x0, x, schedule.alpha(k)[..., None], schedule.sigma(k)[..., None])
+
+    def risky(plan: int | MonteCarlo, slope: int) -> float:
+        generator = Generator().manual_seed(0)
+        matrix = pyramid(2, schedule.ladder(20), slope)
+        x = start(schedule, matrix, (400, 1), generator=generator)
+        guided = guide(denoise, schedule, lambda clean: clean[:, 1, 0], scale, draws=plan, form="eps", generator=generator)
+        return float((sample(guided, schedule, x, matrix, eta=1.0, generator=generator)[:, 0] > 0).float().mean())
+
+    draws = [2, 4, 8, 16, 32]
+    choice = torch.tensor([True, False])
+    curves = {
+        "resample, full sequence": [risky(n, 0) for n in draws],
+        "resample, pyramid of slope 1": [risky(n, 1) for n in draws],
+        "fresh, pathwise": [risky(MonteCarlo(n, "fresh", chosen=choice), 0) for n in draws],
+        "fresh, covariance": [risky(MonteCarlo(n, "fresh", estimator="covariance", chosen=choice), 0) for n in draws],
+    }
+    safe = float(torch.tensor(0.3 * scale).exp())
+    averse = float(torch.tensor(-0.3 * scale).exp())  # risky pays -0.3 on average
+    with figure(IMAGES / "gamble.png", 6.4, 3.6) as fig:
+        ax = fig.subplots()
+        ax.plot(1, risky(1, 0), marker="s", color="0.2", ls="", label="one future (joint guidance)")
+        for (label, shares), colour in zip(curves.items(), (COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[3]), strict=True):
+            ax.plot(draws, shares, marker="o", color=colour, label=label)
+        ax.axhline(averse / (safe + averse), color="0.2", ls=":", lw=2, label="exact: p(choice) exp(scale * E[pay])")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([1, *draws], [str(n) for n in (1, *draws)])
+        ax.set(xlabel="futures", ylabel="share of risky choices", ylim=(0, 1), title="a gamble that loses on average")
+        ax.legend(frameon=False, fontsize=8)
+
+
 def bias() -> None:
     """Relative error of the covariance of samples against the slope of the pyramid."""
     t, steps, schedule = 6, 100, NoiseSchedule(cosine(1000))
@@ -133,6 +178,7 @@ def covariance_error(oracle: Oracle, schedule: NoiseSchedule, matrix: Tensor, co
 if __name__ == "__main__":
     matrices()
     guidance()
+    gamble()
     bias()
     for file in sorted(IMAGES / f"{name}.png" for name in DRAWN):
         if os.path.getsize(file) > LARGEST:

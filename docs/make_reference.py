@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "diffusion_forcing"
 CORE = ("schedule", "parameterization", "weighting", "levels", "preconditioning", "model", "matrix", "sampler", "solver", "sampling",
-        "orders", "observations", "guidance", "likelihood", "codecs", "windows")  # fmt: skip
+        "orders", "observations", "guidance", "monte_carlo", "likelihood", "codecs", "windows")  # fmt: skip
 FIRST = ("agent", "forecaster", "objective", "rollout", "task", "config", "train")
 """Modules that lead the page of their package, where it has them."""
 PAGES = {

@@ -72,7 +72,7 @@ def concave(x: Tensor) -> Tensor:
 
 
 def falls(x: Tensor) -> Tensor:
-    """The offset, less 10 beyond the edge at 1 (smoothed over 0.1, so that it has a gradient)."""
+    """The offset, less 10 beyond the edge at 1 (smoothed over 0.05, so that it has a gradient)."""
     return x[:, 0].sum(-1) - 10 * torch.sigmoid((last(x) - 1) / 0.05)
 
 

@@ -264,10 +264,10 @@ class PlanningAgent(Policy):
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
+            futures = MonteCarlo(options.draws, options.futures, slope=int(self.model.causal))
             denoise = guide(
-                denoise, schedule, token_reward, scale, draws=MonteCarlo(options.draws, options.futures), form=options.form,
-                levels=(low, high), generator=self.generator,
-            )  # fmt: skip
+                denoise, schedule, token_reward, scale, draws=futures, form=options.form, levels=(low, high), generator=self.generator
+            )
         x = sample(denoise, schedule, x, self.sampler.along(matrix), generator=self.generator, on_step=on_step)
         if options.candidates > 1:
             score = torch.nan_to_num(token_reward(x), nan=-torch.inf).unflatten(0, (-1, options.candidates))

@@ -105,7 +105,7 @@ def test_fresh_futures_weigh_losses_as_the_reward_does(plan):
 
 @both_estimators
 def test_fresh_futures_keep_away_from_a_cliff_in_wind(plan):
-    """Exact: -0.504 under p(offset) exp(2 value)."""
+    """Exact: -0.46 under p(offset) exp(2 value)."""
     assert cliff_value(choose(CLIFF, replace(plan, draws=24))[:, 0]) > -0.6
     assert cliff_value(choose(CLIFF, 16)[:, 0]) < -1
 
