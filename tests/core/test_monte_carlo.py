@@ -115,7 +115,7 @@ def test_risk_goes_from_averse_through_the_expectation_to_the_joint_posterior(pl
     shares = [risky(choose(GAMBLE, replace(plan, risk=risk))) for risk in (-1.0, 0.0, 1.0, GAMBLE.scale)]
     assert shares[0] < shares[1] - 0.03
     assert shares[1] + 0.2 < shares[2] < shares[3] - 0.1
-    assert shares[3] == pytest.approx(GAMBLE_EXACT["joint"], abs=0.12), "its heaviest futures are rare among so few"
+    assert shares[3] == pytest.approx(GAMBLE_EXACT["joint"], abs=0.15), "its heaviest futures are rare among so few"
 
 
 @pytest.mark.parametrize("estimator", ["pathwise", "covariance"])
