@@ -140,7 +140,10 @@ def reward_gradient(
 
 def _covariance(schedule: NoiseSchedule, reward: Reward, k: Tensor, clean: Tensor, plan: MonteCarlo) -> Tensor:
     """grad_x E[r | x] = alpha / sigma^2 Cov(r, clean tokens | x): Tweedie's formula, for samples of all tokens given x."""
-    score = _score(reward, clean).to(clean.dtype).unflatten(0, (len(k), plan.draws))
+    score = _score(reward, clean).to(clean).unflatten(0, (len(k), plan.draws))
+    if not torch.isfinite(score).all():
+        raise ValueError("the reward of a sampled future is NaN or infinite, and so would be the covariance; give bad futures a finite "
+                         "penalty, as by torch.nan_to_num(score, nan=-100.0, neginf=-100.0)")  # fmt: skip
     if plan.risk:
         weight = (torch.softmax(plan.risk * score, 1) - 1 / plan.draws) / plan.risk
     else:

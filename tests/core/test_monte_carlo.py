@@ -487,3 +487,17 @@ def test_a_reward_without_gradient_is_told_the_way_out(plan):
 def test_a_reward_of_the_wrong_shape_is_refused(plan):
     with pytest.raises(ValueError, match=r"one score a sequence, shape \(6,\); got \(6, 4\)"):
         guide(PROCESS.denoiser(), SCHEDULE, lambda x: x.sum(-1), 1.0, draws=plan)(noise(2), levels(0, 300, 600, 900, n=2))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_the_covariance_of_an_infinite_reward_is_refused(bad):
+    """A simulator that breaks, or a hard constraint: without the check it would end in tokens that are NaN."""
+
+    def reward(x):
+        return torch.where(x[:, -1, 0] > 0, bad, 0.0)
+
+    with pytest.raises(ValueError, match=r"NaN or infinite.*nan_to_num"):
+        guide(PROCESS.denoiser(), SCHEDULE, reward, 1.0, draws=KINDS[2])(noise(8), levels(0, 300, 600, K, n=8))
+    finite = lambda x: torch.nan_to_num(reward(x), nan=-100.0, neginf=-100.0)  # noqa: E731
+    grad = guide(PROCESS.denoiser(), SCHEDULE, finite, 1.0, draws=KINDS[2], generator=seeded(0))(noise(8), levels(0, 300, 600, K, n=8)).grad
+    assert torch.isfinite(grad).all()
