@@ -141,10 +141,11 @@ def infer_level(
     candidates: ascending levels to choose from, the first that of tokens not doubted; None: 25, from 0 to noise of 20. generator: of the
     noise that stands in for absent tokens; seed 0 if None. The result is for `start_at`: sampling from there repairs the sequences.
 
-    A bad token makes its neighbours look bad. So the token that gains the most is changed first, then all are tried again, until none
-    gains: a round for each bad token of a sequence and one more, in which every token is tried at every candidate. A causal model judges
-    tokens one after another by their past alone: later ones cannot vouch for them. A function (x, k) -> Prediction is taken to see
-    everything, and must take any number of sequences.
+    A bad token makes its neighbours look bad. So the token that gains the most is changed first, then those that gained are tried again,
+    until none does: a round for each bad token of a sequence, and one of all tokens before and after. A round takes a call of as many
+    sequences as there are tokens to try times candidates, and a backward pass for each number of a token. A causal model judges tokens one
+    after another by their past alone: later ones cannot vouch for them. A function (x, k) -> Prediction is taken to see everything, and
+    must take any number of sequences.
     """
     if isinstance(model, Denoiser):
         return infer_level(model.model, schedule, x, absent, model.cond, candidates=candidates, threshold=threshold, generator=generator)
@@ -168,18 +169,22 @@ def infer_level(
         for last in range(t):
             chosen[:, last] = _in_parts(scores, everyone, torch.full_like(everyone, last), last + 1).argmax(1)
         return torch.where(gone, schedule.levels, choices[chosen])
-    unsettled = torch.arange(b, device=x.device)
-    for _ in range(4 * t):
-        rows, tokens = (part.flatten() for part in torch.meshgrid(unsettled, torch.arange(t, device=x.device), indexing="ij"))
-        table = _in_parts(scores, rows, tokens, t).view(len(unsettled), t, -1)
-        best, at = table.max(-1)
-        gain = best - table.gather(-1, chosen[unsettled, :, None])[..., 0]
-        most, first = gain.masked_fill(gone[unsettled], -torch.inf).max(1)
-        moved = most > SETTLED
-        unsettled = unsettled[moved]
-        if not len(unsettled):
+    tried, gain = ~gone, torch.full((b, t), -torch.inf, dtype=torch.float64, device=x.device)
+    best, settled = chosen.clone(), gone.all(1)
+    for _ in range(8 * t):
+        rows, tokens = tried.nonzero().unbind(1)
+        if not len(rows):
             break
-        chosen[unsettled, first[moved]] = at[moved, first[moved]]
+        table = _in_parts(scores, rows, tokens, t)
+        most, best[rows, tokens] = table.max(1)
+        gain[rows, tokens] = most - table.gather(1, chosen[rows, tokens][:, None])[:, 0]
+        moved, first = (gain > SETTLED).any(1), gain.argmax(1)
+        chosen[moved, first[moved]] = best[moved, first[moved]]
+        gain[moved, first[moved]] = 0.0
+        # Whoever still gains is tried again; where none does, all are, once.
+        suspects = gain > SETTLED
+        settled |= ~moved & (tried == ~gone).all(1)
+        tried = torch.where(suspects.any(1)[:, None], suspects, ~gone & ~settled[:, None])
     return torch.where(gone, schedule.levels, choices[chosen])
 
 

@@ -461,6 +461,24 @@ def test_a_bad_token_does_not_bring_its_neighbours_into_doubt():
     assert (levels > 0).sum() < 23
 
 
+def test_a_round_of_all_tokens_comes_before_the_first_change_and_after_the_last():
+    process, tried = Gaussian(FINE["cosine"], ar1(6, 0.9)), []
+
+    def counted(x, k):
+        tried.append(len(x))
+        return process.denoiser()(x, k)
+
+    def tokens_tried(y):
+        tried.clear()
+        infer_level(counted, process.schedule, y.float())
+        return sum(tried) / len(_choices(process.schedule, None))
+
+    y = process.draw(5, 4, seeded(0))
+    assert tokens_tried(y) == 5 * 6
+    y[0, 3] += 5
+    assert 5 * 6 + 6 <= tokens_tried(y) <= 5 * 6 + 6 + 4  # of one sequence all again, and what its bad token brought into doubt
+
+
 def test_absent_tokens_stay_absent_and_do_not_matter():
     process = Gaussian(FINE["cosine"], ar1(6, 0.9))
     _, y, _, _ = corrupted(process, 10, 4, 0.3, (2, 4))
