@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "diffusion_forcing"
 CORE = ("schedule", "parameterization", "weighting", "levels", "preconditioning", "model", "matrix", "sampler", "solver", "sampling",
         "orders", "observations", "guidance", "monte_carlo", "likelihood", "codecs", "windows")  # fmt: skip
-FIRST = ("agent", "forecaster", "objective", "rollout", "task", "config", "train")
+FIRST = ("fitting", "agent", "forecaster", "objective", "rollout", "task", "config", "train")
 """Modules that lead the page of their package, where it has them."""
 PAGES = {
     "core": ("Core", "The mathematics, in reading order. `from diffusion_forcing import ...` has the names in everyday use."),

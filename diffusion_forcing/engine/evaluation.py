@@ -75,11 +75,11 @@ def evaluate_denoising(
     shown = Batch(*(part[torch.linspace(0, len(part) - 1, min(len(part), BATCH)).long()] for part in held_out))
     drawn = sample_held_out(model, shown, sampler, context, seed, progress)
     compared = _compare(shown, drawn, context)
-    draw_denoising(denoised, folder / "denoising.png")
     draw_samples(model, shown, drawn, context, folder / "samples.png")
     names = ("all tokens alike", "after a clean past", "linear guess")
     errors = [weighted(denoised.error, held_out.mask), _clean_past(denoised, held_out), denoised.linear]
     columns = [(name, values) for name, values in zip(names, errors, strict=True) if values is not None]
+    draw_denoising(denoised, dict(columns), folder / "denoising.png")
     levels = denoised.levels.tolist()
     metrics = {"loss": denoised.loss, "error": float(columns[0][1].mean()), "linear_error": float(denoised.linear.mean())}
     for name, values in columns:
@@ -232,16 +232,15 @@ def _compare(held_out: Batch, drawn: Tensor, context: int) -> dict[str, tuple[fl
     return statistics
 
 
-def draw_denoising(denoised: Denoised, file: Path) -> None:
-    """Errors by level, and by position in the window."""
+def draw_denoising(denoised: Denoised, by_level: dict[str, Tensor], file: Path) -> None:
+    """Errors by level (n,), by name, and by position in the window."""
     tokens, levels = denoised.error.shape[1], denoised.levels
     middle, top = int((levels - levels[-1] / 2).abs().argmin()), len(levels) - 1
+    colours = {"linear guess": "0.6", "all tokens alike": COLOURS[0], "after a clean past": COLOURS[1]}
     with figure(file, 9.5 if tokens > 1 else 5.0, 3.6) as fig:
         axes = fig.subplots(1, 2 if tokens > 1 else 1, squeeze=False)[0]
-        axes[0].plot(levels, denoised.linear, color="0.6", ls="--", marker="o", ms=3, label="linear guess")
-        axes[0].plot(levels, denoised.error.mean(1), color=COLOURS[0], marker="o", ms=3, label="all tokens alike")
-        if denoised.clean_past is not None:
-            axes[0].plot(levels, denoised.clean_past.mean(1), color=COLOURS[1], marker="o", ms=3, label="after a clean past")
+        for name, error in by_level.items():
+            axes[0].plot(levels, error, color=colours[name], ls="--" if name == "linear guess" else "-", marker="o", ms=3, label=name)
         axes[0].set(xlabel="noise level", ylabel="error (share of variance)", title="by noise level", ylim=(0, None))
         axes[0].legend(frameon=False)
         if tokens > 1:
@@ -297,7 +296,7 @@ def _draw_films(films: list[Any], real: Tensor, file: Path, count: int = 4, fram
 
 
 def _draw_lines(parts: list[Tensor], real: Tensor, known: int, file: Path, names: list[str], most: int = 4) -> None:
-    """Numbers of tokens (n, t, d) over time, data at the left and samples at the right; dotted up to where a sample's own tokens begin."""
+    """Numbers of tokens (n, t, d) over time, data at the left and samples at the right, what these are given on grey."""
     shown = range(min(most, parts[0].shape[2]))
     with figure(file, 9.5, 1.0 + 1.9 * len(shown)) as fig:
         axes = fig.subplots(len(shown), 2, sharex=True, sharey="row", squeeze=False)

@@ -214,13 +214,18 @@ def _try_out(model: DiffusionForcing, data: TaskData, objective: Objective) -> N
     """Two windows through the model, so that what does not go together is told before anything is written."""
     if model.device.type != "cpu":
         return
+    mode, now = model.training, objective.at(None)
     with torch.random.fork_rng(devices=[]):
         windows = data.train.draw(2, seeded(0))
-        now = objective.at(None)
-        drawn = now.draw_batch(model, data.train, windows, seeded(0))
-        mode = model.training
-        losses = now(model.eval(), data.train.read(windows), drawn)
-        model.train(mode)
+        try:
+            losses = now(model.eval(), data.train.read(windows), now.draw_batch(model, data.train, windows, seeded(0)))
+        except (IndexError, RuntimeError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{type(model.backbone).__name__} fails on two windows of tokens {data.train.event}, conditions of {data.train.cond_width} "
+                f"numbers and K={model.schedule.levels}: {error}. Say in its `config` what it is built for (width or event, cond, levels); "
+                "check_backbone(network) tries it out"
+            ) from error
+    model.train(mode)
     if not bool(torch.isfinite(losses).all()):
         raise ValueError(
             "the untrained model's loss is NaN or infinite; check_backbone tries out a network, and tokens should be of size 1"

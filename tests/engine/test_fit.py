@@ -511,6 +511,26 @@ class Broken(nn.Module):
         return x / 0 * 0, None
 
 
+class FewLevels(Leaky):
+    """Built for K=10, without saying so."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, 2)
+
+    def forward(self, x, k, cond, state=None):
+        return super().forward(x + self.table(k), k, cond, state)
+
+
+def test_a_network_of_another_k_is_told_where_to_say_so(here):
+    with pytest.raises(ValueError, match=r"FewLevels fails on two windows .*K=1000: .*`config` what it is built for \(width or event, cond, levels\)"):
+        fit(FewLevels(), walks(), folder="run", **SMALL)
+    assert not (here / "run").exists()
+    network = FewLevels()
+    network.config["levels"] = 10
+    assert fit(network, walks(), folder="run", **SMALL).model.schedule.levels == 10
+
+
 def test_a_network_that_gives_nan_is_told_before_the_run(here):
     with pytest.raises(ValueError, match="check_backbone tries out a network"):
         fit(Broken(), walks(), folder="run", **SMALL)
