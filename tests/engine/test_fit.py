@@ -523,7 +523,9 @@ class FewLevels(Leaky):
 
 
 def test_a_network_of_another_k_is_told_where_to_say_so(here):
-    with pytest.raises(ValueError, match=r"FewLevels fails on two windows .*K=1000: .*`config` what it is built for \(width or event, cond, levels\)"):
+    with pytest.raises(
+        ValueError, match=r"FewLevels fails on two windows .*K=1000: .*`config` what it is built for \(width or event, cond, levels\)"
+    ):
         fit(FewLevels(), walks(), folder="run", **SMALL)
     assert not (here / "run").exists()
     network = FewLevels()
