@@ -10,7 +10,7 @@ import torch
 from oracles import Gaussian, ar1, seeded
 from torch import Tensor
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, elbo, independent, log_likelihood
+from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Sampler, cosine, elbo, filter, independent, log_likelihood, smooth
 
 K = 1000
 SCHEDULE = NoiseSchedule(cosine(K))
@@ -147,3 +147,44 @@ def test_the_likelihood_of_a_trained_model_is_close_to_the_true_one(trained, lev
     if level == 0:
         bound = elbo(trained, SCHEDULE, x, ladder=SCHEDULE.ladder(100), generator=generator) / 2 - exact_likelihood(x, k)
         assert -0.1 < bound.mean() < difference.mean()
+
+
+def covariance() -> Tensor:
+    """(t*2, t*2) of whole sequences."""
+    powers = [torch.linalg.matrix_power(DYNAMICS, lag) for lag in range(TOKENS)]
+    return torch.cat(
+        [torch.cat([powers[i - j] if i >= j else powers[j - i].T for j in range(TOKENS)], dim=1) for i in range(TOKENS)], dim=0
+    )
+
+
+@pytest.mark.parametrize("what", ["smooth", "filter"])
+def test_a_trained_model_smooths_and_filters_as_the_exact_one(trained, what):
+    """Kalman's smoother and filter. Measured with 2000 samples: means off by .12 and .08 standard deviations, spreads by 5 and 3 %.
+
+    So the squared error against the truth is 1 % above the best there is.
+    """
+    n, whole = 1000, covariance()
+    x = draw(3, seeded(5))
+    std = torch.full((3, TOKENS), torch.inf)
+    std[0, [0, 9]], std[1], std[2, ::3] = 0.0, 0.5, 0.3
+    values = x + torch.where(torch.isfinite(std), std, 0.0)[..., None] * torch.randn(x.shape, generator=seeded(6))
+    sampler = Sampler(20, solver="euler_angle")
+    if what == "smooth":
+        samples = smooth(trained, values, std, samples=n, particles=n, sampler=sampler, generator=seeded(7))
+    else:
+        samples = filter(trained, values, std, samples=n, sampler=sampler, generator=seeded(7))
+    mean, spread = torch.zeros(3, TOKENS, 2).double(), torch.zeros(3, TOKENS, 2).double()
+    for b in range(3):
+        for i in range(TOKENS):
+            now = TOKENS if what == "smooth" else i + 1
+            error = std[b, :now].double().repeat_interleave(2)
+            seen, own = torch.isfinite(error).nonzero()[:, 0], slice(2 * i, 2 * i + 2)
+            gain = torch.linalg.solve(whole[seen][:, seen] + torch.diag(error[seen] ** 2), whole[seen, own]).T
+            mean[b, i] = gain @ values[b, :now].flatten()[seen].double()
+            spread[b, i] = (whole[own, own] - gain @ whole[seen, own]).diagonal().clamp(min=0).sqrt()
+    open_ = spread > 1e-6
+    off = ((samples.mean(0) - mean) / spread)[open_].square().mean().sqrt()
+    wide = (samples.std(0) / spread)[open_]
+    assert off < 0.15
+    assert wide.mean() == pytest.approx(1.0, abs=0.05)
+    assert wide.sub(1).square().mean().sqrt() < 0.1
