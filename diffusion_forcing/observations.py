@@ -25,7 +25,7 @@ from .sampler import Sampler
 from .sampling import follow, start
 from .schedule import NoiseSchedule, expand
 
-SAMPLER = Sampler(steps=100, solver="euler_angle")
+SAMPLER = Sampler(steps=50, solver="euler_angle")
 """How unknown tokens are drawn if nothing else is said: accurate rather than fast."""
 ERRORS = tuple(5.0 * 0.006 ** (i / 99) for i in range(100))
 """For single known numbers of tokens: the error with which they are taken in each round, from above a token's size to well below it."""
@@ -276,4 +276,4 @@ def _density(denoise: Denoise, schedule: NoiseSchedule, token: Observation, leve
     """(b*count,) log-likelihood of an observed token given the past of each particle."""
     k = levels.repeat_interleave(count, dim=0)
     noisy = expand(schedule.alpha(k), token.values) * token.values.repeat_interleave(count, dim=0)
-    return log_likelihood(lambda x, k, past_x, past_k: denoise(x, k), schedule, noisy, k)[:, 0].double()
+    return log_likelihood(lambda x, k, past_x, past_k: denoise(x, k), schedule, noisy, k, steps=16)[:, 0].double()

