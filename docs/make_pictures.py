@@ -15,17 +15,20 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from diffusion_forcing import (
+    DiffusionForcing,
     MonteCarlo,
     NoiseSchedule,
     Prediction,
     autoregressive,
     cosine,
+    filter,
     full_sequence,
     guide,
     linear,
     pin,
     pyramid,
     sample,
+    smooth,
     staggered,
     start,
     trapezoid,
@@ -35,7 +38,7 @@ from diffusion_forcing.parameterization import with_x0
 
 IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"
 LARGEST = 60_000  # bytes
-DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "gamble", "bias")
+DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "gamble", "bias", "infill")
 
 
 class Oracle:
@@ -175,11 +178,66 @@ def covariance_error(oracle: Oracle, schedule: NoiseSchedule, matrix: Tensor, co
     return float((columns.T @ columns - cov).norm() / cov.norm())
 
 
+class Network(torch.nn.Module):
+    """The oracle as a backbone, with x0-prediction."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        super().__init__()
+        self.oracle = oracle
+        self.config = {"width": 1}
+
+    def forward(self, x: Tensor, k: Tensor, cond: Tensor, state: None = None) -> tuple[Tensor, None]:
+        return self.oracle(x, k).x0, None
+
+
+def observations() -> None:
+    """A random walk of which some is known, some measured and some missing: samples, and the exact band."""
+    t, schedule = 40, NoiseSchedule(cosine(1000))
+    cov, generator = walk(t).double(), Generator().manual_seed(3)
+    truth = (torch.linalg.cholesky(cov) @ torch.randn(t, generator=generator).double()).float()
+    std = torch.full((t,), torch.inf)
+    std[[0, 1, 2, 3]], std[[8, 10, 12, 14, 16]], std[[30, 31]] = 0.0, 0.15, 0.0
+    measured = truth + std.nan_to_num(posinf=0.0) * torch.randn(t, generator=generator)
+    model = DiffusionForcing(Network(Oracle(cov, schedule)), schedule, parameterization="x0")
+    known = {"smooth": smooth, "filter": filter}
+    with figure(IMAGES / "infill.png", 9, 2.9) as fig:
+        for ax, (name, function) in zip(fig.subplots(1, 2, sharey=True), known.items(), strict=True):
+            samples = function(model, measured[None, :, None], std, samples=400, generator=Generator().manual_seed(0))[:, 0, :, 0]
+            spans = [(i + 1 if name == "filter" else t) for i in range(t)]
+            exact = torch.tensor([posterior(cov, measured, std, i, span) for i, span in enumerate(spans)])
+            ax.fill_between(
+                range(t), exact[:, 0] - 1.645 * exact[:, 1], exact[:, 0] + 1.645 * exact[:, 1], color="0.88", label="exact, 90 %"
+            )
+            if name == "smooth":
+                ax.plot(samples[:8].T, color=COLOURS[0], lw=0.6)
+            for level, style in ((0.05, "--"), (0.5, "-"), (0.95, "--")):
+                ax.plot(
+                    samples.quantile(level, dim=0),
+                    style,
+                    color=COLOURS[0],
+                    lw=1.2,
+                    label="5, 50 and 95 % of samples" if level == 0.5 else None,
+                )
+            ax.plot(truth, ":", color="black", lw=1, label="truth")
+            seen = torch.isfinite(std).nonzero()[:, 0]
+            ax.errorbar(seen, measured[seen], 1.645 * std[seen], fmt="o", ms=3, color=COLOURS[1], label="known, or measured with error")
+            ax.set(title=f"{name}(model, values, std)", xlabel="token")
+        ax.legend(frameon=False, fontsize=6.5, loc="upper left")
+
+
+def posterior(cov: Tensor, values: Tensor, std: Tensor, token: int, span: int) -> tuple[float, float]:
+    """Mean and standard deviation of a token given the first `span` values with their errors."""
+    seen = torch.isfinite(std[:span]).nonzero()[:, 0]
+    gain = torch.linalg.solve(cov[seen][:, seen] + torch.diag(std[seen].double() ** 2), cov[seen, token])
+    return float(gain @ values[seen].double()), float((cov[token, token] - gain @ cov[seen, token]).clamp(min=0).sqrt())
+
+
 if __name__ == "__main__":
     matrices()
     guidance()
     gamble()
     bias()
+    observations()
     for file in sorted(IMAGES / f"{name}.png" for name in DRAWN):
         if os.path.getsize(file) > LARGEST:
             Image.open(file).convert("RGB").quantize(64).save(file, optimize=True)
