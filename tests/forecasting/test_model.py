@@ -32,7 +32,7 @@ from series import (
     waves,
 )
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine
+from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Sampler, cosine, pin
 from diffusion_forcing.forecasting import model as model_module
 from diffusion_forcing.forecasting.model import SeriesModel
 from diffusion_forcing.forecasting.task import OURS, rolling
@@ -330,6 +330,14 @@ def test_impossible_rewards_are_refused():
     values = holed(walk(), (-1, 0))
     with pytest.raises(ValueError, match="they end at different times; fill or cut the last values"):
         draw(model_of(values, "difference"), values, matrix="full_sequence", reward=lambda futures: futures.sum((1, 2)))
+
+
+def test_futures_begin_as_noise():
+    model = model_of(daily())
+    sampler = Sampler(3)
+    given = sampler.along(pin(sampler.matrix_for(model.model.schedule, HORIZON), 2))
+    with pytest.raises(ValueError, match="begins with token 2 below level K"):
+        model.draw(history(daily()), samples=2, sampler=given)
 
 
 # Filling gaps.

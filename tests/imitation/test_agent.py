@@ -234,6 +234,10 @@ def test_agents_that_make_no_sense_are_refused(model):
     bare = ModelConfig(RNNConfig(hidden=8), levels=K).build(4)
     with pytest.raises(ValueError, match="codec is ModalityTokens"):
         ImitationAgent(bare)
+    given = Sampler(matrix="full_sequence").along(torch.tensor([[3], [0]]))  # below K, where the noise would count as a value
+    agent = agent_for(model, given, AgentOptions())
+    with pytest.raises(ValueError, match="begins with token 0 below level K"):
+        agent.act(observation(1))
 
 
 # Denoising observations.

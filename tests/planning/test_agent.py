@@ -20,7 +20,7 @@ from mazes import (
 )
 from small import small
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine
+from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, pin
 from diffusion_forcing.engine.config import replace
 from diffusion_forcing.engine.run import open_run
 from diffusion_forcing.engine.train import train
@@ -331,6 +331,13 @@ def test_a_model_needs_its_codec_and_the_maze_a_known_name():
         PlanningAgent(bare, "umaze")
     with pytest.raises(ValueError, match="there is no maze 'tiny'"):
         PlanningAgent(model_of(), "tiny")
+
+
+def test_plans_begin_as_noise():
+    agent = agent_of(lookahead=1)
+    agent.sampler = agent.sampler.along(pin(agent.sampler.matrix_for(agent.model.schedule, 4), 2))
+    with pytest.raises(ValueError, match="begins with token 2 below level K"):
+        drive(agent, 1)
 
 
 # Invalid plans.
