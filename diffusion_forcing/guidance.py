@@ -141,7 +141,7 @@ def _state_guidance(denoise: Denoise, scale: float) -> Denoise:
     if scale == 1 or denoise.state is None:
         return denoise
     model, cond, state = denoise.model, denoise.cond, denoise.state
-    if not model.traits.prefills:
+    if not model.prefills:
         return blend([denoise, model.denoiser(cond)], [scale, 1 - scale])
     both: dict[int, Denoiser] = {}  # by number of sequences: those with their past, then the same without, in one pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +12,19 @@ from torch import Tensor, nn
 from .backbones import Backbone, State, Traits, batch_of, repeat_state, traits_of
 from .checks import check_cond
 from .parameterization import Prediction, check_parameterization, target, with_x0
-from .preconditioning import Preconditioning
+from .preconditioning import Estimate, Preconditioning
 from .schedule import NoiseSchedule, expand
 from .serialization import Pretrained
 from .weighting import WEIGHTS, FusedSNR, Weight
 
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
+
+
+class Constrained(NamedTuple):
+    """The state of a model with a linear constraint: the network's, and the last committed token, which the next one must follow."""
+
+    state: State
+    last: Estimate
 
 
 class DiffusionForcing(Pretrained):
@@ -50,7 +58,7 @@ class DiffusionForcing(Pretrained):
         self.clip = clip
         self.codec = codec
         self.preconditioning = preconditioning or Preconditioning()
-        self.preconditioning.check(parameterization, self.causal)
+        self.preconditioning.check(parameterization, self.traits.causal)
         self.optional_cond = optional_cond
         smoother, reads = self.preconditioning.smoother, self.traits.cond
         self.cond_width = None if reads is None else reads - optional_cond - (0 if smoother is None else smoother.width)
@@ -66,8 +74,13 @@ class DiffusionForcing(Pretrained):
 
     @property
     def causal(self) -> bool:
-        """Whether no output depends on later tokens."""
-        return self.traits.causal
+        """Whether no prediction depends on later tokens: those of a causal network do where a linear constraint couples tokens."""
+        return self.traits.causal and self.preconditioning.constraint is None
+
+    @property
+    def prefills(self) -> bool:
+        """Whether what a single next token needs of the past may be computed once for all of its steps."""
+        return self.traits.prefills and self.preconditioning.constraint is None
 
     @property
     def variance(self) -> Tensor | None:
@@ -146,12 +159,17 @@ class DiffusionForcing(Pretrained):
         self._check_state(state)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
         alpha, sigma = self._amplitudes(x, k)
-        new = self._run(x, k, cond, state, alpha, sigma)[1]
+        out, new = self._run(x, k, cond, state, alpha, sigma)
         if new is None:
             raise ValueError(f"{type(self.backbone).__name__} returns no state, so it cannot keep tokens that others follow: return (out, "
                              "state), a tensor or a tuple of tensors, batch first (of width 0 if the past is of no use to it); or roll out "
                              "without a past, Context(memory=0)")  # fmt: skip
-        return new
+        prepared = self.preconditioning
+        if prepared.constraint is None:
+            return new
+        before = state.last if isinstance(state, Constrained) else None
+        out = prepared.constrain(self.parameterization, out, x, alpha, sigma, before)
+        return Constrained(new, prepared.last_estimate(self.parameterization, out, x, alpha, sigma))
 
     def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
         """The function (x, k) -> Prediction that samplers take, with condition and past bound."""
@@ -165,12 +183,14 @@ class DiffusionForcing(Pretrained):
     def _output(self, x: Tensor, k: Tensor, cond: Tensor, state: State) -> tuple[Tensor, State]:
         """The network's output for noisy tokens, which satisfies the linear constraint where there is one, and its state."""
         alpha, sigma = self._amplitudes(x, k)
-        out, state = self._run(x, k, cond, state, alpha, sigma)
-        return self.preconditioning.constrain(self.parameterization, out, x, alpha, sigma), state
+        before = state.last if isinstance(state, Constrained) else None
+        out, new = self._run(x, k, cond, state, alpha, sigma)
+        return self.preconditioning.constrain(self.parameterization, out, x, alpha, sigma, before), new
 
     def _run(self, x: Tensor, k: Tensor, cond: Tensor, state: State, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, State]:
         """What the backbone returns for noisy tokens: its output and its state."""
         prepared = self.preconditioning
+        state = state.state if isinstance(state, Constrained) else state
         returned = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)
         if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
             parts = returned if isinstance(returned, tuple) else (returned,)
@@ -193,9 +213,9 @@ class DiffusionForcing(Pretrained):
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
 
     def _check_state(self, state: State) -> None:
-        if state is not None and self.preconditioning.needs_whole_sequence:
-            raise ValueError("a model with a linear constraint or a smoother reads the whole sequence at once, of which a state keeps too "
-                             "little; give known tokens at level 0 (`pin`) instead")  # fmt: skip
+        if state is not None and self.preconditioning.smoother is not None:
+            raise ValueError("a model with a smoother reads the whole sequence at once, of which a state keeps too little; give known "
+                             "tokens at level 0 (`pin`) instead")  # fmt: skip
 
     def _check(self, x: Tensor, k: Tensor, cond: Tensor | None) -> Tensor:
         """Shapes agree; returns cond, zero numbers wide where there is none."""
@@ -251,7 +271,7 @@ class Denoiser:
 
     def __call__(self, x: Tensor, k: Tensor) -> Prediction:
         cond, state = self.bound(len(x))
-        if x.shape[1] == 1 and self.model.traits.prefills and not torch.is_grad_enabled():
+        if x.shape[1] == 1 and self.model.prefills and not torch.is_grad_enabled():
             # A single token has the same past in every step. (Not with gradients, which may be of the past or of weights that change.)
             cond = self.model._check(x, k, cond)
             kept = self._prefilled

@@ -96,7 +96,7 @@ def smooth(
     check_counts(samples=samples)
     known = observe(values, std)
     count = max(samples, 512 if particles is None else particles)
-    if not model.causal:
+    if not model.traits.causal:
         return _together(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
     if known.partly.any():
         raise ValueError("single known numbers of a token (some NaN, or with errors of their own) need a bidirectional model, such as one "

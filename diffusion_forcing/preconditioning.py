@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .parameterization import Parameterization, Prediction, to_prediction
+
+
+class Estimate(NamedTuple):
+    """What is known of a token: its clean value, and how much of the variance of each number is left open. (b, 1, d) both."""
+
+    x0: Tensor
+    posterior_variance: Tensor
 
 
 class Preconditioning(nn.Module):
@@ -17,7 +24,8 @@ class Preconditioning(nn.Module):
     variance: of each number of a token, (*event). Noise is the same for all numbers; where their variances differ widely, the network
     reads and predicts in units in which each has variance 1 at every level. For v- and x0-prediction.
     variance_weighting: power of its variance by which each number counts in the loss; 0: all alike.
-    constraint, smoother: for bidirectional models only.
+    constraint: couples all tokens, so that the predictions of a causal network depend on later ones, too. smoother: for bidirectional
+    networks only.
     """
 
     variance: Tensor | None
@@ -34,18 +42,12 @@ class Preconditioning(nn.Module):
         self.constraint = constraint
         self.smoother = smoother
 
-    @property
-    def needs_whole_sequence(self) -> bool:
-        """Whether predictions depend on all tokens at once, so that the past cannot be a state."""
-        return self.constraint is not None or self.smoother is not None
-
     def check(self, parameterization: str, causal: bool) -> None:
         """Raise unless a model of this parameterization and causality can have it."""
         if self.variance is not None and parameterization == "eps":
             raise ValueError("variance is for predicting v or x0; with parameterization='eps' leave it out")
-        if self.constraint is not None and (causal or self.variance is None):
-            raise ValueError("a linear constraint corrects earlier tokens by later ones, in proportion to their posterior variance: it "
-                             "needs a variance and a bidirectional backbone (causal=False)")  # fmt: skip
+        if self.constraint is not None and self.variance is None:
+            raise ValueError("a linear constraint corrects tokens in proportion to their posterior variance: it needs a variance")
         if self.smoother is not None and causal:
             raise ValueError("a Wiener smoother reads later tokens; leave it out of a causal model")
 
@@ -70,16 +72,37 @@ class Preconditioning(nn.Module):
             return cond
         return torch.cat([cond, self.smoother(x, _unbatched(alpha), _unbatched(sigma))], dim=-1)
 
-    def constrain(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-        """The network's output for noisy tokens x, corrected so that the predicted clean tokens satisfy the constraint."""
+    def constrain(
+        self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor, before: Estimate | None = None
+    ) -> Tensor:
+        """The network's output for noisy tokens x, corrected so that the predicted clean tokens satisfy the constraint.
+
+        before: the token that was committed before them, which the first one follows.
+        """
         if self.constraint is None:
             return out
         assert self.variance is not None
         root = self.variance.sqrt()
-        size, own_alpha, own_sigma = self.units(alpha, sigma)
-        x0 = (out if parameterization == "x0" else own_alpha * x / size - own_sigma * out) * root
-        correction = self.constraint.correction(x0, self.variance * _unbatched(own_sigma) ** 2)
+        own_sigma = self.units(alpha, sigma)[2]
+        x0, posterior = self._estimate(parameterization, out, x, alpha, sigma)
+        if before is not None:
+            x0 = torch.cat([before.x0, x0], dim=1)
+            posterior = torch.cat([before.posterior_variance, posterior.expand(len(before.posterior_variance), -1, -1)], dim=1)
+        correction = self.constraint.correction(x0, posterior)
+        correction = correction if before is None else correction[:, 1:]
         return out - root * own_sigma**2 * correction if parameterization == "x0" else out + own_sigma * root * correction
+
+    def last_estimate(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Estimate:
+        """What is left open of the last of tokens x, which the next token must follow."""
+        x0, posterior = self._estimate(parameterization, out, x, alpha, sigma)
+        x0 = torch.where(sigma == 0, x, x0)
+        return Estimate(x0[:, -1:].detach(), posterior[:, -1:].expand_as(x0[:, -1:]))
+
+    def _estimate(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.variance is not None
+        size, own_alpha, own_sigma = self.units(alpha, sigma)
+        x0 = (out if parameterization == "x0" else own_alpha * x / size - own_sigma * out) * self.variance.sqrt()
+        return x0, self.variance * _unbatched(own_sigma) ** 2
 
     def to_prediction(self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
         """Clean tokens and noise predicted by the network's output for noisy tokens x."""

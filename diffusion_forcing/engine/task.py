@@ -25,7 +25,7 @@ class TaskData:
     valid: Source
     codec: nn.Module | None = None
     constraint: LinearConstraint | None = None
-    """Linear constraints between consecutive tokens, for models that are not causal."""
+    """Linear constraints between consecutive tokens."""
     smoother: WienerSmoother | None = None
     """Linear estimates of clean tokens from noisy ones, for models that are not causal."""
 

@@ -264,7 +264,7 @@ class PlanningAgent(Policy):
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
-            futures = MonteCarlo(options.draws, options.futures, slope=int(self.model.causal))
+            futures = MonteCarlo(options.draws, options.futures, slope=int(self.model.traits.causal))
             denoise = guide(
                 denoise, schedule, token_reward, scale, draws=futures, form=options.form, levels=(low, high), generator=self.generator
             )
