@@ -41,7 +41,8 @@ def sample(
     if isinstance(matrix, Sampler) and (eta != 0 or hold != "keep"):
         raise ValueError(f"the sampler says eta and hold itself; got eta={eta}, hold={hold!r} beside it: Sampler(eta={eta}, hold={hold!r})")
     sampler = matrix if isinstance(matrix, Sampler) else Sampler(eta=eta, hold=hold).along(matrix)
-    if isinstance(denoise, Denoiser) and denoise.model.causal and x.ndim > 1 and x.shape[1] > 1:
+    own = type(sampler) is Sampler  # whose matrices begin at K
+    if not own and isinstance(denoise, Denoiser) and denoise.model.causal and x.ndim > 1 and x.shape[1] > 1:
         warn_of_later_tokens(sampler.matrix_for(schedule, x.shape[1]), schedule.levels)
     return follow(denoise, schedule, x, sampler, generator, on_step=on_step).x
 
