@@ -19,10 +19,12 @@ from diffusion_forcing.engine.config import ModelConfig
 from diffusion_forcing.levels import independent
 from diffusion_forcing.planning.agent import PlanningAgent
 from diffusion_forcing.planning.data import Transitions, collect
+from diffusion_forcing.planning.dynamics import motion_constraint
 from diffusion_forcing.planning.envs.maze2d import DT, GEAR, MASS, MAZES, Balls
 from diffusion_forcing.planning.options import PlanOptions
 from diffusion_forcing.planning.rewards import Trajectory
 from diffusion_forcing.planning.tokens import FrameWindows, fit_codec, frames_of
+from diffusion_forcing.preconditioning import Preconditioning
 from diffusion_forcing.sampler import Sampler
 
 UMAZE = MAZES["umaze"]
@@ -70,6 +72,14 @@ def trained_model(kind: str = "transformer", steps: int = 60) -> DiffusionForcin
         loss.backward()
         optimizer.step()
     return model.eval().requires_grad_(False)
+
+
+def constrained(kind: str = "transformer") -> DiffusionForcing:
+    """The same, whose tokens must follow each other by the law of motion."""
+    model, constraint = trained_model(kind), motion_constraint(frames_of(streams())[0], codec())
+    return DiffusionForcing(
+        model.backbone, model.schedule, codec=model.codec, preconditioning=Preconditioning(model.variance, constraint=constraint)
+    )
 
 
 def quick(**changes) -> dict:
@@ -132,6 +142,16 @@ def free_flight(number: int, length: int) -> tuple[Tensor, Tensor]:
         velocity = states[-1][:, 2:] + DT * (GEAR * force - states[-1][:, 2:]) / (MASS + DT)
         states.append(torch.cat([states[-1][:, :2] + DT * velocity, velocity], dim=1))
     return torch.cat([forces, torch.stack(states[1:], dim=1)], dim=-1).float(), states[0].float()
+
+
+def executed(actions: Tensor, before: Tensor) -> Tensor:
+    """Positions (n, t, 2) after each of the actions (n, t, 2), of any size, where there are no walls. before: observations (n, 4)."""
+    position, velocity, path = before[:, :2], before[:, 2:], []
+    for force in actions.unbind(1):
+        velocity = velocity + DT * (GEAR * force - velocity) / (MASS + DT)
+        position = position + DT * velocity
+        path.append(position)
+    return torch.stack(path, dim=1)
 
 
 def motion_errors(frames: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:

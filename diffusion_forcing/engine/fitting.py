@@ -74,7 +74,7 @@ def fit(
     objective = Denoising() if objective is None else objective
     network = _build(model, data, objective)
     if isinstance(task, Sequences):
-        task = dataclasses.replace(task, sampler=default_sampler(network.causal))
+        task = dataclasses.replace(task, sampler=default_sampler(network.traits.causal))
     described = _model_config(model) or GivenModel(json.loads(json.dumps(describe(network))))
     experiment = Experiment(task, described, config, objective, folder.name)
     check(experiment)

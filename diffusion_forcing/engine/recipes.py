@@ -33,7 +33,7 @@ class Recipe:
 
 
 def _maze(name: str, about: str) -> Recipe:
-    return Recipe("diffusion_forcing.planning.recipes:maze2d", about, (name,), ("transformer", "gru", "paper"))
+    return Recipe("diffusion_forcing.planning.recipes:maze2d", about, (name,), ("transformer", "gru", "causal_transformer", "paper"))
 
 
 def _series(name: str, steps: int, minutes: int) -> Recipe:

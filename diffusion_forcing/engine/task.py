@@ -49,7 +49,7 @@ class Task(Protocol):
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Measure a model and draw figures into a folder. By default: how well it denoises held-out windows, and samples beside them."""
         valid = self.data().valid
-        sampler = default_sampler(model.causal)
+        sampler = default_sampler(model.traits.causal)
         return evaluate_denoising(
             model, valid, folder, sampler=sampler, context=valid.context, samples=samples, seed=seed, progress=progress
         )
@@ -59,7 +59,7 @@ class Task(Protocol):
         continued from their first tokens.
         """
         valid = self.data().valid
-        sampler = default_sampler(model.causal)
+        sampler = default_sampler(model.traits.causal)
         return write_samples(model, valid, folder, sampler=sampler, context=valid.context, samples=samples, seed=seed, progress=progress)
 
     # Optional parts.

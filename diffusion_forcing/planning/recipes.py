@@ -18,14 +18,20 @@ PLAN = {
 }
 MINUTES = {"umaze": 4.0, "medium": 20.0, "large": 20.0}
 """Budget of training on two cores."""
+NETWORKS: dict[str, RNNConfig | TransformerConfig] = {
+    "transformer": TransformerConfig(hidden=128, layers=4, heads=4, causal=False),
+    "gru": RNNConfig(hidden=256, layers=1, blocks=2),
+    "causal_transformer": TransformerConfig(hidden=128, layers=4, heads=4),
+}
 # Half of the sequences share one level, as plans sampled whole do: walls are learned only there, far from anything known. The others teach
 # pyramids, and single tokens that are uncertain.
 OBJECTIVE = Denoising(draw="independent+staircase+shared+shared", clean_context_prob=0.9)
 
 
 def maze2d(maze: Any, backbone: str = "transformer") -> Experiment:
-    """A maze: a transformer that is not causal and plans whole episodes; a GRU, causal as in the paper, sampled along a pyramid; or the
-    paper's own size (4.33 million parameters) and settings: GRU, x0-prediction, fused SNR, batch 2048, for a GPU.
+    """A maze. transformer: bidirectional, its plans are denoised whole. gru (as in the paper) and causal_transformer: causal, theirs are
+    denoised along a pyramid. paper: the paper's size (4.33 million parameters) and settings, for a GPU: GRU, x0-prediction, fused SNR,
+    batch 2048.
     """
     if backbone == "paper":
         return _paper(maze)
@@ -33,13 +39,10 @@ def maze2d(maze: Any, backbone: str = "transformer") -> Experiment:
         steps=None, minutes=MINUTES[maze], batch=32, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=500,
         log_every=100,
     )  # fmt: skip
-    if backbone == "gru":
-        sampler = dataclasses.replace(PLAN_SAMPLER, matrix="pyramid")
-        model = ModelConfig(RNNConfig(hidden=256, layers=1, blocks=2), schedule="linear")
-    else:
-        sampler = PLAN_SAMPLER
-        model = ModelConfig(TransformerConfig(hidden=128, layers=4, heads=4, causal=False), schedule="linear")
-    return Experiment(Maze2D(maze, sampler=sampler, plan=PLAN[maze], short_windows=0.4), model, train, OBJECTIVE)
+    network = NETWORKS[backbone]
+    sampler = dataclasses.replace(PLAN_SAMPLER, matrix="pyramid") if network.causal else PLAN_SAMPLER
+    task = Maze2D(maze, sampler=sampler, plan=PLAN[maze], short_windows=0.4)
+    return Experiment(task, ModelConfig(network, schedule="linear"), train, OBJECTIVE)
 
 
 def _paper(maze: Any) -> Experiment:

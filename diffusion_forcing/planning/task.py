@@ -62,7 +62,7 @@ class Maze2D(Task):
     wiener_smoother: bool = True
     """Give a non-causal model linear (Wiener) estimates of the ball's position over the whole plan as input."""
     linear_dynamics: bool = True
-    """Make the predictions of a non-causal model obey the linear law of motion from token to token."""
+    """Make predictions obey the linear law of motion from token to token."""
     transitions: int | None = None
     """Transitions to train on; None: as many as the benchmark has, 1 / 2 / 4 million."""
     data_seed: int = 0

@@ -10,14 +10,17 @@ from mazes import (
     agent_of,
     at_rest,
     codec,
+    constrained,
     drive,
+    executed,
     goals,
     model_of,
     motion_errors,
     quick,
-    streams,
+    record_plans,
     trained_model,
 )
+from oracles import seeded
 from small import small
 
 from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, pin
@@ -26,11 +29,8 @@ from diffusion_forcing.engine.run import open_run
 from diffusion_forcing.engine.train import train
 from diffusion_forcing.planning import agent as planning
 from diffusion_forcing.planning.agent import PlanningAgent
-from diffusion_forcing.planning.dynamics import motion_constraint
 from diffusion_forcing.planning.envs.maze2d import Balls
 from diffusion_forcing.planning.rewards import Trajectory, reach
-from diffusion_forcing.planning.tokens import frames_of
-from diffusion_forcing.preconditioning import Preconditioning
 
 both = pytest.mark.parametrize("kind", ["transformer", "rnn"])
 HERE = at_rest((3, 1), (1, 3), (3, 3))
@@ -123,21 +123,69 @@ def test_an_agent_leaves_the_callers_model_alone():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_with_linear_dynamics_a_plan_is_one_motion_from_where_the_ball_is():
-    frames, _ = frames_of(streams())
-    observation = at_rest((1.0, 1.0), (3.0, 1.2))
-    worst = {}
-    for name, constraint in (("with", motion_constraint(frames, codec())), ("without", None)):
-        model = trained_model("transformer")
-        model = DiffusionForcing(
-            model.backbone, model.schedule, codec=model.codec, preconditioning=Preconditioning(model.variance, constraint=constraint)
-        )
-        agent = PlanningAgent(model, "umaze", **QUICK)
+@pytest.mark.parametrize(("kind", "matrix"), [("transformer", "full_sequence"), ("rnn", "pyramid"), ("causal", "pyramid")])
+@pytest.mark.parametrize("scale", [0.0, 0.02])
+def test_with_linear_dynamics_a_plan_is_one_motion_from_where_the_ball_is(kind, matrix, scale):
+    observation, misses = at_rest((1.0, 1.0), (3.0, 1.2)), {}
+    for name, model in (("with", constrained(kind)), ("without", trained_model(kind))):
+        agent = PlanningAgent(model, "umaze", **quick(matrix=matrix, scale=scale))
         agent.reset(2, steps=60)
-        plan = agent.propose(observation, goals(agent))
-        errors = motion_errors(torch.cat([plan.action, plan.observation], dim=-1), torch.from_numpy(observation).float())
-        worst[name] = max(part.abs().max().item() for part in errors)
-    assert worst["with"] < 0.02 < 0.2 < worst["without"]
+        plan, before = agent.propose(observation, goals(agent)), torch.from_numpy(observation).float()
+        errors = motion_errors(torch.cat([plan.action, plan.observation], dim=-1), before)
+        misses[name] = max(part.abs().max().item() for part in errors)
+        misses[f"{name}, executed"] = (executed(plan.action, before) - plan.position).norm(dim=-1)[:, 29].max().item()
+    assert misses["with"] < 0.02 < 0.2 < misses["without"]
+    assert misses["with, executed"] < 0.03 < 0.1 < misses["without, executed"], "30 actions on"
+
+
+causal = pytest.mark.parametrize("kind", ["rnn", "causal"])
+
+
+def constrained_agent(kind: str, *, episode: int = 60, **options) -> PlanningAgent:
+    """Of a causal model with the law of motion, along a pyramid."""
+    agent = PlanningAgent(constrained(kind), "umaze", **quick(matrix="pyramid", **options))
+    agent.reset(3, steps=episode)
+    return agent
+
+
+@causal
+@pytest.mark.parametrize("memory", [0, 2])
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_causal_models_are_policies_and_planners_with_and_without_memory(kind, memory, lookahead):
+    agent = constrained_agent(kind, memory=memory, lookahead=lookahead, replan=10)
+    plans, balls = record_plans(agent), Balls("umaze", 3, seed=1)
+    for _ in range(31):
+        before = torch.from_numpy(balls.observation).float()
+        action = agent.act(balls.observation, balls.goal)
+        balls.step(action)
+        if agent.time % 10 == 1:
+            plan = torch.from_numpy(agent.plan[:, : 10 * lookahead])
+            miss = (executed(plan[..., :2], before) - plan[..., 2:4]).norm(dim=-1)
+            assert miss.max() < 0.05, "each plan begins where the ball is, and obeys"
+    assert plans == [(time, [0, 1, 2], lookahead) for time in (0, 10, 20, 30)]
+
+
+@causal
+def test_horizons_of_causal_models_grow_and_shrink(kind):
+    agent = constrained_agent(kind, episode=80, min_tokens=2, memory=1, replan_error=10.0)
+    plans = record_plans(agent)
+    drive(agent, 80)
+    assert {length for time, _, length in plans if time == 0} == {2, 4, 8}, "until it arrives or the episode ends"
+    assert all(length <= -(-(80 - time) // 10) for time, _, length in plans)
+    assert plans[-1][2] < 8
+
+
+@causal
+def test_causal_models_with_the_law_of_motion_are_saved(kind, tmp_path):
+    model = constrained(kind)
+    model.save_pretrained(tmp_path)
+    other = DiffusionForcing.from_pretrained(tmp_path)
+    assert other.traits.causal
+    assert not other.causal
+    x, k = torch.randn(2, 5, 24, generator=seeded(0)), torch.tensor([0, 10, 30, 60, 99]).repeat(2, 1)
+    torch.testing.assert_close(model.predict(x, k), other.predict(x, k))
+    states = [one.absorb(x[:, :2]) for one in (model, other)]
+    torch.testing.assert_close(*(one.predict(x[:, 2:], k[:, 2:], state=state) for one, state in zip((model, other), states, strict=True)))
 
 
 # Goals, rewards and candidates.

@@ -15,6 +15,8 @@ from diffusion_forcing.engine.train import train
 from diffusion_forcing.planning.envs.maze2d import MAZES
 from diffusion_forcing.planning.task import Maze2D
 
+RECIPES = ("maze2d-umaze", "maze2d-umaze-gru", "maze2d-umaze-causal_transformer")
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -80,29 +82,33 @@ def test_streams_kept_for_validation_are_long_enough(tmp_path):
 def quick(recipe, **changes):
     """A recipe of the maze for a few steps, with plans that cost little."""
     plan = {"task__sampler__steps": 2, "task__plan__scale": 0.02, "task__plan__short_plan_scale": 0.02, "task__plan__lookahead": 3}
-    experiment = small(recipe.removesuffix("-gru"), backbone="gru" if recipe.endswith("-gru") else None)
+    name, _, backbone = recipe.partition("-umaze")
+    experiment = small(name + "-umaze", backbone=backbone.removeprefix("-") or None)
     return replace(experiment, task__transitions=20_000, train__steps=2, train__validate_every=1, **{**plan, **changes})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of two runs, and their experiments."""
+    """Folders of three runs, and their experiments."""
     folder = tmp_path_factory.mktemp("runs")
     runs = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFORCE_CACHE", str(folder / "cache"))
-        for recipe in ("maze2d-umaze", "maze2d-umaze-gru"):
+        for recipe in RECIPES:
             runs[recipe] = quick(recipe), train(quick(recipe), folder / recipe, quiet=True), folder / recipe
     return runs
 
 
-@pytest.mark.parametrize("recipe", ["maze2d-umaze", "maze2d-umaze-gru"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_train_save_and_load(recipe, trained):
-    _, result, folder = trained[recipe]
+    experiment, result, folder = trained[recipe]
     assert (result.status, result.step) == ("done", 2)
     assert np.isfinite([result.loss, result.valid_loss]).all()
     model = DiffusionForcing.from_pretrained(folder / "model")
-    assert model.causal == recipe.endswith("gru")
+    assert model.traits.causal == (recipe != "maze2d-umaze")
+    assert experiment.task.sampler.matrix == ("pyramid" if model.traits.causal else "full_sequence")
+    assert model.preconditioning.constraint is not None
+    assert (model.preconditioning.smoother is None) == model.traits.causal
     assert model.variance.shape == (24,)
     torch.testing.assert_close(model.variance, model.codec.variance)
     frames = torch.randn(1, 20, 6, generator=seeded(0))
@@ -162,7 +168,7 @@ def test_evaluation_of_a_baseline_with_random_goals(trained, tmp_path):
     assert set(evaluation.figures) == {"episodes.png", "failures.png"}
 
 
-@pytest.mark.parametrize("recipe", ["maze2d-umaze", "maze2d-umaze-gru"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_sample_writes_plans_and_a_picture(recipe, trained, tmp_path):
     experiment, _, folder = trained[recipe]
     task = replace(experiment.task, plan__lookahead=None)

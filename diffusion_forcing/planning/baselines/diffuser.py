@@ -35,7 +35,7 @@ class Diffuser(Policy):
     counts: Counts
 
     def __init__(self, model: DiffusionForcing, maze: Maze, *, steps: int = 64, pd: bool, seed: int = 0) -> None:
-        if model.causal:
+        if model.traits.causal:
             raise ValueError("Diffuser attends to the whole sequence; use a model with causal=False")
         self.model, self.maze, self.steps, self.pd = copy.deepcopy(model).eval(), maze, steps, pd
         self.codec = cast(Chain, self.model.codec)
