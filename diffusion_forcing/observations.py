@@ -10,6 +10,7 @@ cannot know what comes later: it draws token after token, many times (`particles
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass, replace
 
@@ -21,14 +22,16 @@ from .checks import check_counts
 from .likelihood import forced_by, log_likelihood
 from .matrix import full_sequence, start_at
 from .model import Denoise, DiffusionForcing
+from .orders import variance_of
 from .sampler import Sampler
 from .sampling import follow, start
 from .schedule import NoiseSchedule, expand
 
 SAMPLER = Sampler(steps=50, solver="euler_angle")
 """How unknown tokens are drawn if nothing else is said: accurate rather than fast."""
-ERRORS = tuple(5.0 * 0.006 ** (i / 99) for i in range(100))
-"""For single known numbers of tokens: the error with which they are taken in each round, from above a token's size to well below it."""
+WIDEST, NARROWEST, ROUNDS = 5.0, 0.03, 100
+"""For single known numbers of tokens: the error with which they are taken, in standard deviations of tokens, in the first round and in the
+last, and how many rounds lie between for tokens of one size."""
 STEPS = 2
 """Denoising steps of each such round."""
 
@@ -48,6 +51,10 @@ class Observation:
         level = torch.where(whole, 0, schedule.levels)
         return torch.where(measured, schedule.level_of(torch.where(measured, std[..., 0], 1.0)), level)
 
+    def like(self, tensor: Tensor) -> Observation:
+        """The same in the precision and on the device of a tensor, such as one of a model's."""
+        return Observation(self.values.to(tensor), self.std.to(tensor))
+
     @property
     def partly(self) -> Tensor:
         """(b, t), True where some numbers of a token are known, or known better than others."""
@@ -60,8 +67,8 @@ def observe(values: Tensor, std: float | Tensor = 0.0) -> Observation:
 
     std: one for all, or (t,), (b, t) or (b, t, *event); 0 exact, infinite missing. In units of encoded tokens.
     """
-    if values.ndim < 3:
-        raise ValueError(f"values have shape (batch, tokens, *event); got {tuple(values.shape)}; add the missing axes")
+    if values.ndim < 3 or not values.numel():
+        raise ValueError(f"values have shape (batch, tokens, *event), at least 1 each; got {tuple(values.shape)}; add the missing axes")
     if not values.is_floating_point():
         raise ValueError(f"values are floating-point numbers, NaN where they are missing; got {values.dtype}; convert with .float()")
     if torch.isinf(values).any():
@@ -93,9 +100,9 @@ def smooth(
     how they fit: by causal models, if something is observed after an unknown token, and for single known numbers of tokens. Samples are
     exact as particles grow; a warning says if too few agree with what is known.
     """
-    check_counts(samples=samples)
-    known = observe(values, std)
-    count = max(samples, 512 if particles is None else particles)
+    particles = 512 if particles is None else particles
+    check_counts(samples=samples, particles=particles)
+    known, count = observe(values, std).like(model.schedule.alpha_table), max(samples, particles)
     if not model.traits.causal:
         return _together(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
     if known.partly.any():
@@ -140,7 +147,7 @@ def filter(
     drawn at once where the backbone reads a past at other levels (`Traits.separate_past`), else one by one. Missing ones are forecast.
     """
     check_counts(samples=samples)
-    known = observe(values, std)
+    known = observe(values, std).like(model.schedule.alpha_table)
     if known.partly.any():
         raise ValueError("filter takes tokens that are known as a whole, with one error each; for single known numbers use smooth, with a "
                          "bidirectional model")  # fmt: skip
@@ -170,28 +177,38 @@ def _anneal(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observa
 
     The numbers are taken as measured with an error r, which falls from round to round down to the true one. Particles are weighed by how
     they fit the smaller error, then moved: a noisy copy z = x + r noise is drawn given x and what is known, and x given z, which is a
-    measurement of all numbers with error r. That is what the model does exactly, so nothing is assumed of the distribution.
+    measurement of all numbers with error r. That is what the model does exactly, so nothing is assumed of the distribution. Tokens known as
+    a whole stay at the level of their own error as soon as r is larger.
     """
     particles = _Particles(len(known.values), len(x) // len(known.values), generator, x.device)
-    values, std = (part.repeat_interleave(particles.count, dim=0) for part in (known.values, known.std))
-    exact = expand((std == 0).flatten(2).all(-1), x)
-    single = torch.isfinite(std) & expand(known.partly.repeat_interleave(particles.count, dim=0), x)
+    values, std, partly, own = (
+        part.repeat_interleave(particles.count, dim=0) for part in (known.values, known.std, known.partly, known.levels(schedule))
+    )
+    single = torch.isfinite(std) & expand(partly, x)
     fit = torch.zeros_like(x)
-    for error in ERRORS:
-        level = schedule.level_of(error)
-        r = float(schedule.sigma(level) / schedule.alpha(level))
-        closer = torch.where(single, _log_normal(values - x, std.clamp(min=r)), 0.0)
+    for level in _rounds(schedule, variance_of(denoise)):
+        k = own.clamp(max=level)
+        r = expand(schedule.sigma(k) / schedule.alpha(k), x)
+        error = torch.maximum(std, r)
+        closer = torch.where(single, _log_normal(values - x, error), 0.0)
         index = particles.weigh((closer - fit).flatten(1).sum(1))
         x = x[index]
         # Given x, a number measured with a larger error than r says where its copy lies, too; one measured better stands for its copy.
-        trust = torch.where(torch.isfinite(std), r**2 / std.clamp(min=r) ** 2, 0.0)
+        trust = torch.where(r > 0, (r / error) ** 2, 0.0)
         z = x + trust * (values - x) + r * (1 - trust).sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        levels = torch.where(exact.flatten(2)[..., 0], 0, level)
-        alike = bool((levels == levels[:1]).all())
-        matrix = start_at(full_sequence(x.shape[1], schedule.ladder(min(STEPS, schedule.levels))), levels[0] if alike else levels)
-        x = follow(denoise, schedule, torch.where(exact, values, schedule.alpha(level) * z), Sampler().along(matrix), generator).x
-        fit = torch.where(single, _log_normal(values - x, std.clamp(min=r)), 0.0)
+        alike = bool((k == k[:1]).all())
+        matrix = start_at(full_sequence(x.shape[1], schedule.ladder(min(STEPS, schedule.levels))), k[0] if alike else k)
+        x = follow(denoise, schedule, expand(schedule.alpha(k), x) * z, Sampler().along(matrix), generator).x
+        fit = torch.where(single, _log_normal(values - x, error), 0.0)
     return particles.choose(torch.where(std == 0, values, x), samples)
+
+
+def _rounds(schedule: NoiseSchedule, variance: Tensor | float) -> list[int]:
+    """Levels of falling error: from above the size of a token's widest number to well below that of its narrowest, in equal ratios."""
+    size, lowest = torch.as_tensor(variance).sqrt(), float(schedule.sigma_table[1] / schedule.alpha_table[1])
+    first, last = WIDEST * float(size.max()), max(NARROWEST * float(size.min()), lowest)
+    rounds = 1 + round((ROUNDS - 1) * math.log(first / last) / math.log(WIDEST / NARROWEST))
+    return schedule.level_of(torch.logspace(math.log10(first), math.log10(last), max(rounds, 2), dtype=torch.float64)).tolist()
 
 
 def _log_normal(error: Tensor, std: Tensor) -> Tensor:

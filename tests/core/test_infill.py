@@ -10,8 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import ExactBackbone, ExactMixture, ar1, mixed, seeded
 
-from diffusion_forcing import DiffusionForcing, NoiseSchedule, Sampler, cosine, filter, infill, interpolate, linear, observe, smooth
+from diffusion_forcing import (
+    DiffusionForcing,
+    NoiseSchedule,
+    Sampler,
+    Transformer,
+    cosine,
+    filter,
+    infill,
+    interpolate,
+    linear,
+    observe,
+    smooth,
+)
 from diffusion_forcing.backbones import select_state
+from diffusion_forcing.preconditioning import Preconditioning
 
 K = 1000
 SCHEDULES = {"cosine": NoiseSchedule(cosine(K)), "linear": NoiseSchedule(linear(K))}
@@ -90,6 +103,30 @@ def test_single_numbers_of_a_token_may_be_known(schedule, pattern):
     samples = smooth(exact_model(VECTORS, 2, schedule=SCHEDULES[schedule]), values[None], std[None], samples=N, generator=seeded(0))[:, 0]
     check(samples, *posterior(VECTORS, values, std), atol=0.06)
     assert torch.equal(samples[:, std == 0], values[std == 0].expand(N, -1))
+
+
+class ScaledBackbone(ExactBackbone):
+    """The best network for `Preconditioning(variance)`: reads tokens, and answers, in units in which each number has variance 1."""
+
+    def __init__(self, schedule, covariance, width, variance):
+        super().__init__(schedule, covariance, width)
+        self.variance = variance
+
+    def forward(self, x, k, cond, state=None):
+        alpha, sigma = self.schedule.alpha(k)[..., None], self.schedule.sigma(k)[..., None]
+        x0, state = super().forward(x * (alpha**2 * self.variance + sigma**2).sqrt(), k, cond, state)
+        return x0 / self.variance.sqrt(), state
+
+
+@pytest.mark.parametrize(("pattern", "variance"), [("everything", 0.01), ("one channel", 0.01)])
+def test_single_numbers_of_tokens_of_any_size_may_be_known(pattern, variance):
+    """In absolute units of error means would be off by 2.2 standard deviations, and spreads 2.7 times the exact one."""
+    size, scale = variance**0.5, torch.full((2,), variance)
+    network = ScaledBackbone(SCHEDULES["cosine"], variance * VECTORS, 2, scale)
+    model = DiffusionForcing(network, SCHEDULES["cosine"], parameterization="x0", preconditioning=Preconditioning(scale))
+    values, std = size * torch.tensor([[0.5, 1.0], [-0.3, 0.4], [0.8, 0.2], [1.0, 1.0]]), size * torch.tensor(SINGLE[pattern])
+    samples = smooth(model, values[None], std[None], samples=N // 2, generator=seeded(0))[:, 0]
+    check(samples / size, *(part / size for part in posterior(variance * VECTORS, values, std)), atol=0.06)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -176,6 +213,20 @@ def test_a_seed_repeats_the_samples():
     assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_values_are_taken_in_the_precision_of_the_model(causal):
+    """NumPy's numbers are of float64 unless said otherwise."""
+    schedule = NoiseSchedule(cosine(10))
+    config = {"hidden": 8, "heads": 2, "layers": 1, "levels": 10}
+    model = DiffusionForcing(Transformer(1, causal=causal, **config), schedule)
+    values = torch.tensor([[[1.0], [nan], [0.5]]])
+    for precision in (torch.float32, torch.float64):
+        one, two = (smooth(model.to(precision), part, samples=2, generator=seeded(0)) for part in (values, values.double()))
+        assert one.dtype == precision
+        assert torch.equal(one, two)
+        assert torch.isfinite(filter(model, values.double(), 0.1, samples=2)).all()
+
+
 # What is known of a sequence.
 
 
@@ -206,6 +257,8 @@ def test_errors_of_any_shape_are_the_same_errors(axes, std):
         (torch.full((1, 2, 1), inf), 0.0, "infinite"),
         (torch.zeros(1, 2, 1, dtype=torch.long), 0.0, "floating"),
         (torch.zeros(2, 1), 0.0, "batch, tokens"),
+        (torch.zeros(0, 2, 1), 0.0, "batch, tokens"),
+        (torch.zeros(1, 0, 1), 0.0, "batch, tokens"),
     ],
 )
 def test_bad_observations_are_refused(values, std, words):
@@ -218,8 +271,9 @@ def test_what_a_model_cannot_do_is_refused():
     for function in (smooth, filter):
         with pytest.raises(ValueError, match="bidirectional"):
             function(exact_model(VECTORS, 2, causal=True), partly)
-    with pytest.raises(ValueError, match="samples"):
-        smooth(exact_model(VECTORS, 2), partly, samples=0)
+    for name in ("samples", "particles"):
+        with pytest.raises(ValueError, match=name):
+            smooth(exact_model(VECTORS, 2), partly, **{name: 0})
     with pytest.raises(ValueError, match="first and last"):
         interpolate(exact_model(VECTORS, 2), torch.zeros(1, 1, 2), torch.zeros(2, 1, 2), 2)
 
