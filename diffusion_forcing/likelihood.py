@@ -112,7 +112,9 @@ def joint_log_likelihood(
     """
     causal = model.model.causal if isinstance(model, Denoiser) else isinstance(model, DiffusionForcing) and model.causal
     if causal and x.shape[1] > 1:
-        forced = forced_by_denoiser(model, schedule.levels) if isinstance(model, Denoiser) else model
+        # What stands in for later tokens does not matter to it.
+        unseen = torch.Generator(x.device).manual_seed(0)
+        forced = forced_by_denoiser(model, schedule.levels, unseen) if isinstance(model, Denoiser) else model
         return log_likelihood(forced, schedule, x, k, cond, steps=steps, probes=probes, generator=generator).sum(-1)  # type: ignore[arg-type]
     x, levels, generator = _at_levels(schedule, x, k, generator)
     denoise = model.denoiser(cond) if isinstance(model, DiffusionForcing) else model
@@ -148,6 +150,9 @@ def infer_level(
     must take any number of sequences.
     """
     if isinstance(model, Denoiser):
+        if model.state is not None:
+            raise ValueError("levels are inferred of whole sequences, but the denoiser is bound to a past; pass the model, "
+                             "and the past's tokens with the others")  # fmt: skip
         return infer_level(model.model, schedule, x, absent, model.cond, candidates=candidates, threshold=threshold, generator=generator)
     b, t = x.shape[:2]
     choices = _choices(schedule, candidates).to(x.device)

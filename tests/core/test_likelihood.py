@@ -411,6 +411,7 @@ def test_one_call_at_each_candidate_gives_the_likelihood_of_all():
     process, schedule = Gaussian(FINE["cosine"], PROCESSES["ar1"]), FINE["cosine"]
     k = torch.tensor([0, 300, 0, 600])
     y, token, choices = 1.5 * process.draw(20, 3, seeded(0)), torch.full((20,), 2), _choices(schedule, None)
+    choices = choices[(choices == 0) | (choices > 60)]  # a first step that matters
     alpha = schedule.alpha(k).double()[:, None]
     profile = _profile(process.denoiser(), schedule, alpha * y, k.expand(20, 4), y[:, 2], token, choices)
     exact = []
@@ -420,7 +421,7 @@ def test_one_call_at_each_candidate_gives_the_likelihood_of_all():
         exact.append(process.log_likelihood(a * y, k) + 3 * a[2].log())
     exact = torch.stack(exact, dim=1)
     near = schedule.sigma(choices) < 10 * schedule.alpha(choices)
-    assert (profile - (exact - exact[:, :1]))[:, near].abs().max() < 0.1
+    assert (profile - (exact - exact[:, :1]))[:, near].abs().max() < 0.06
 
 
 @pytest.mark.parametrize("width", [4, 8])
@@ -519,6 +520,10 @@ def test_a_model_infers_levels_of_each_sequence_by_itself(kind):
     assert torch.equal(levels, infer_level(net.denoiser(cond), SCHEDULE, x, threshold=0.5))
     other = torch.cat([x[:, :2], 5 - x[:, 2:]], dim=1)
     assert torch.equal(call(other, cond)[:, :2], levels[:, :2]) or not net.causal
+    with torch.no_grad():
+        past = net.absorb(x, cond)
+    with pytest.raises(ValueError, match="past"):
+        infer_level(net.denoiser(cond, past), SCHEDULE, x)
 
 
 # Models.
