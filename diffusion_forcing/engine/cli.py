@@ -216,6 +216,8 @@ def evaluate_run(words: list[str]) -> int:
     data = save_evaluation(folder, evaluation, samples=samples, seed=options.seed, command=command)
     for table in evaluation.tables:
         show(table)
+    for sentence in evaluation.warnings:
+        console.print(f"[yellow]{escape(sentence)}[/]\n", soft_wrap=True)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({**data["metrics"], "samples": samples, "seed": options.seed}, indent=2) + "\n")

@@ -40,11 +40,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """metrics: numbers by name. tables: for people. figures: captions by the file's name."""
+    """metrics: numbers by name. tables: for people. figures: captions by the file's name. warnings: sentences about what the tables
+    should not be read without.
+    """
 
     metrics: dict[str, float]
     tables: tuple[Table, ...] = ()
     figures: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 class Denoised(NamedTuple):

@@ -26,6 +26,7 @@ def write_report(folder: Path) -> Path:
     if about.get("doc"):
         parts.append(f"<p>{html.escape(about['doc'])}</p>")
     parts += [_table(table) for table in evaluation.get("tables", [])]
+    parts += [f"<p><strong>{html.escape(sentence)}</strong></p>" for sentence in evaluation.get("warnings", [])]
     for file, caption in evaluation.get("figures", {}).items():
         parts.append(_image(folder / "figures" / file, caption))
     if not evaluation:

@@ -16,6 +16,8 @@ POLICIES: dict[PolicyName, str] = {
     "random": "random policy",
     "mppi": "MPPI, true dynamics",
 }
+MANY_FAILED = 0.2
+"""Share of failed plans above which an evaluation says so."""
 # Normalised scores as published: fixed goal, then Multi2D. IQL and CQL as the paper quotes them.
 PUBLISHED: dict[str, dict[str, tuple[float | None, float | None]]] = {
     "umaze": {
@@ -61,7 +63,20 @@ def _details(metrics: dict[str, float]) -> Table:
     if "plan_error_median" in metrics:
         error = f"{metrics['plan_error_median']:.3f} (median), {metrics['plan_error_mean']:.3f} (mean)"
         rows.append(("metres between plan and execution", error))
+        rows.append(("plans that failed (replan_error)", f"{metrics['failed_plans']:.1%}"))
     if "seconds_a_plan" in metrics:
         rows.append(("seconds per plan, batched", f"{metrics['seconds_a_plan']:.3f}"))
         rows.append(("invalid plans, sampled again", f"{metrics['bad_plans']:.0f} of {metrics['plans']:,.0f}"))
     return Table("Of these episodes", ("", ""), tuple(rows))
+
+
+def failure_warnings(metrics: dict[str, float], replan_error: float) -> tuple[str, ...]:
+    """A sentence where many plans do not come true."""
+    if metrics.get("failed_plans", 0.0) <= MANY_FAILED:
+        return ()
+    return (
+        f"Plans and world part: {metrics['failed_plans']:.0%} of the plans were off by more than {replan_error:g} m when replaced (median "
+        f"{metrics['plan_error_median']:.2f} m); guidance is halved after each. The usual causes are a model trained without the linear "
+        "law of motion (--task.linear-dynamics), guidance that pulls plans through walls (lower --task.plan.scale), and too short a "
+        "training.",
+    )

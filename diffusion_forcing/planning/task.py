@@ -29,7 +29,7 @@ from .dynamics import motion_constraint
 from .envs.maze2d import GOAL_RADIUS, Array, Balls, Maze, by_name
 from .episodes import Counts, Episodes, Policy, play
 from .options import PLAN_SAMPLER, PlanOptions
-from .scores import POLICIES, PolicyName, tables
+from .scores import POLICIES, PolicyName, failure_warnings, tables
 from .tokens import FrameWindows, fit_codec, frames_of, position_numbers
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Maze2D(Task):
             parts.append(play(policy, balls, progress=report))
             if policy.counts is not None:
                 counts.append(policy.counts)
-        return Episodes.concatenate(parts), _plan_metrics(counts)
+        return Episodes.concatenate(parts), _plan_metrics(counts, self.plan.replan_error)
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Scores over `samples` episodes, with figures of the first and of the worst."""
@@ -178,7 +178,8 @@ class Maze2D(Task):
         if episodes.plans:
             pictures.animate(episodes, folder / "episode.gif")
             figures["episode.gif"] = "The first episode: executed path in blue, current plan in red."
-        return Evaluation(metrics, tables(self.maze, self.multi, self.policy, metrics), figures)
+        warnings = failure_warnings(metrics, self.plan.replan_error) if self.policy == "agent" else ()
+        return Evaluation(metrics, tables(self.maze, self.multi, self.policy, metrics), figures, warnings)
 
     def sample(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> list[Path]:
         """Plans from random starts to random goals, not executed: plans.npz and plans.png."""
@@ -218,8 +219,8 @@ class Maze2D(Task):
         return cells[np.abs(cells - self.world.goal).sum(1).argmax()].astype(float)
 
 
-def _plan_metrics(counts: list[Counts]) -> dict[str, float]:
-    """Totals over batches of episodes, and the error of plans in metres."""
+def _plan_metrics(counts: list[Counts], replan_error: float) -> dict[str, float]:
+    """Totals over batches of episodes, the error of plans in metres, and the share of plans off by more than replan_error."""
     metrics: dict[str, float] = {}
     plans = sum(count.plans for count in counts)
     if plans:
@@ -229,6 +230,8 @@ def _plan_metrics(counts: list[Counts]) -> dict[str, float]:
         metrics["given_up"] = float(sum(count.given_up for count in counts))
     errors = [error for count in counts for error in count.errors]
     if errors:
-        metrics["plan_error_median"] = float(np.median(np.concatenate(errors)))
-        metrics["plan_error_mean"] = float(np.mean(np.concatenate(errors)))
+        error = np.concatenate(errors)
+        metrics["plan_error_median"] = float(np.median(error))
+        metrics["plan_error_mean"] = float(np.mean(error))
+        metrics["failed_plans"] = float(np.mean(error > replan_error))
     return metrics

@@ -400,7 +400,8 @@ class Walks(Task):
         return TaskData(Windows(walks, 5), Windows(walks, 5))
 
     def evaluate(self, model, folder, *, samples, seed, progress):
-        return Evaluation({"number": self.number}, (Table("Walks", ("what", "how many"), (("walks", str(self.number)),)),))
+        table = Table("Walks", ("what", "how many"), (("walks", str(self.number)),))
+        return Evaluation({"number": self.number}, (table,), warnings=("Walks walk [away].",))
 
     def sample(self, model, folder, *, samples, seed, progress):
         (folder / "walks.txt").write_text(str(samples))
@@ -430,6 +431,8 @@ def test_a_recipe_of_ones_own_trains_evaluates_samples_and_reports(here, capsys)
     run = "runs/my_walks.walks"
     assert f"dforce eval {run}" in output_of(capsys)[0]
     assert dforce("eval", run, "--json", "numbers.json") == 0
+    assert "Walks walk [away]." in output_of(capsys)[0]
+    assert "Walks walk [away]." in (here / run / "report.html").read_text()
     assert json.loads((here / "numbers.json").read_text())["number"] == 9
     assert dforce("sample", run, "--samples", "5") == 0
     assert (here / run / "samples/walks.txt").read_text() == "5"

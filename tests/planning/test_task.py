@@ -12,7 +12,9 @@ from small import small
 from diffusion_forcing import DiffusionForcing
 from diffusion_forcing.engine.config import replace
 from diffusion_forcing.engine.train import train
+from diffusion_forcing.planning import figures as pictures
 from diffusion_forcing.planning.envs.maze2d import MAZES
+from diffusion_forcing.planning.scores import failure_warnings
 from diffusion_forcing.planning.task import Maze2D
 
 RECIPES = ("maze2d-umaze", "maze2d-umaze-gru", "maze2d-umaze-causal_transformer")
@@ -139,7 +141,7 @@ def test_evaluation_measures_and_draws(trained, tmp_path):
     evaluation = experiment.task.evaluate(model, tmp_path, samples=2, seed=0, progress=report)
     names = {
         "score", "score_stderr", "success", "first_reach", "stay", "wall_contact", "episodes", "seconds_a_plan", "plans", "bad_plans",
-        "given_up", "plan_error_median", "plan_error_mean",
+        "given_up", "plan_error_median", "plan_error_mean", "failed_plans",
     }  # fmt: skip
     assert set(evaluation.metrics) == names
     assert evaluation.metrics["episodes"] == 2
@@ -154,6 +156,31 @@ def test_evaluation_measures_and_draws(trained, tmp_path):
     for name in evaluation.figures:
         assert (tmp_path / name).read_bytes().startswith(b"GIF8" if name.endswith("gif") else b"\x89PNG")
     json.dumps(evaluation.metrics)
+
+
+@pytest.mark.parametrize(("threshold", "warns"), [(0.1, True), (100.0, False)])
+def test_plans_that_part_from_the_world_are_reported(threshold, warns, trained, tmp_path, monkeypatch):
+    experiment, _, folder = trained["maze2d-umaze-gru"]
+    model = DiffusionForcing.from_pretrained(folder / "model")
+    model.preconditioning.constraint = None  # plans then jump from token to token
+    task = replace(experiment.task, plan__replan_error=threshold)
+    monkeypatch.setattr(Maze2D, "draw_pyramid", lambda *_: None)
+    monkeypatch.setattr(pictures, "animate", lambda *_: None)
+    evaluation = task.evaluate(model, tmp_path, samples=2, seed=0, progress=report)
+    failed, rows = evaluation.metrics["failed_plans"], dict(evaluation.tables[1].rows)
+    assert rows["plans that failed (replan_error)"] == f"{failed:.1%}"
+    if warns:
+        assert failed > 0.2
+        assert evaluation.warnings[0].startswith(f"Plans and world part: {failed:.0%} of the plans were off by more than 0.1 m")
+    else:
+        assert failed == 0
+        assert evaluation.warnings == ()
+
+
+def test_few_failed_plans_are_no_reason_to_warn():
+    metrics = {"failed_plans": 0.19, "plan_error_median": 0.01}
+    assert failure_warnings(metrics, 0.1) == failure_warnings({}, 0.1) == ()
+    assert "21% of the plans" in failure_warnings({**metrics, "failed_plans": 0.21}, 0.1)[0]
 
 
 def test_evaluation_of_a_baseline_with_random_goals(trained, tmp_path):
