@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from .backbones import State, select_state
 from .checks import check_counts
-from .likelihood import forced_by, log_likelihood
+from .likelihood import EXACT, forced_by, log_likelihood
 from .matrix import full_sequence, start_at
 from .model import Denoise, DiffusionForcing
 from .orders import variance_of
@@ -236,6 +236,9 @@ def _one_by_one(
     levels = known.levels(schedule)
     open_ = (levels > 0).cumsum(1) - (levels > 0).long() > 0  # whether particles differ before the token
     weighs = open_ & (levels < schedule.levels)
+    if weighs.any() and known.values[0, 0].numel() > EXACT:
+        raise ValueError(f"something is observed after a token that is not exactly known, so particles are weighed by exact likelihoods of "
+                         f"tokens of at most {EXACT} numbers; got {known.values[0, 0].numel()}: use a bidirectional model")  # fmt: skip
     count = count if weighs.any() else samples
     particles = _Particles(b, count, generator, known.values.device)
     x = known.values.new_zeros(b * count, 0, *known.values.shape[2:])

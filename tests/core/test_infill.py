@@ -11,17 +11,22 @@ from hypothesis import strategies as st
 from oracles import ExactBackbone, ExactMixture, ar1, mixed, seeded
 
 from diffusion_forcing import (
+    RNN,
     DiffusionForcing,
     NoiseSchedule,
     Sampler,
     Transformer,
     cosine,
     filter,
+    full_sequence,
     infill,
     interpolate,
     linear,
     observe,
+    sample,
     smooth,
+    start,
+    start_at,
 )
 from diffusion_forcing.backbones import select_state
 from diffusion_forcing.preconditioning import Preconditioning
@@ -76,6 +81,28 @@ def test_smoothing_is_exact(schedule, causal, process, pattern):
     samples = smooth(model, WHOLE[None], std[None], samples=N, particles=N, generator=seeded(0))[:, 0]
     check(samples, *posterior(process, WHOLE, std))
     assert torch.equal(samples[:, std == 0], WHOLE[std == 0].expand(N, -1))
+
+
+@pytest.mark.parametrize(("matrix", "slope"), [("full_sequence", 1), ("pyramid", 10), ("autoregressive", 1), ("trapezoid", 10)])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_matrix_is_exact_for_a_bidirectional_model(matrix, slope, pattern):
+    std, sampler = torch.tensor(PATTERNS[pattern])[:, None], Sampler(50, matrix, slope, "euler_angle")
+    samples = smooth(exact_model(ar1(4, 0.9)), WHOLE[None], std[None], samples=N, sampler=sampler, generator=seeded(0))[:, 0]
+    check(samples, *posterior(ar1(4, 0.9), WHOLE, std))
+
+
+def test_later_tokens_given_in_the_matrix_bias_a_causal_model():
+    """It draws what comes before them as if they were not there; `infill` does not."""
+    model, covariance = exact_model(ar1(4, 0.9), causal=True), ar1(4, 0.9)
+    std = torch.tensor([0.0, inf, inf, 0.0])[:, None]
+    matrix = start_at(full_sequence(4, model.schedule.ladder(50)), torch.tensor([0, K, K, 0]))
+    x = start(model.schedule, matrix, (N, 1), WHOLE.expand(N, -1, -1), seeded(0))
+    with pytest.warns(UserWarning, match="causal: it cannot use token 3"):
+        samples = sample(model.denoiser(), model.schedule, x, matrix, generator=seeded(1)).flatten(1).double()
+    past_only, _ = posterior(covariance, WHOLE, torch.tensor([0.0, inf, inf, inf])[:, None])
+    mean, spread = posterior(covariance, WHOLE, std)
+    assert ((samples.mean(0) - past_only) / spread)[1:3].abs().max() < 0.1
+    assert ((samples.mean(0) - mean) / spread)[1:3].abs().min() > 0.2
 
 
 def test_each_sequence_has_its_own_pattern():
@@ -274,6 +301,9 @@ def test_what_a_model_cannot_do_is_refused():
     for name in ("samples", "particles"):
         with pytest.raises(ValueError, match=name):
             smooth(exact_model(VECTORS, 2), partly, **{name: 0})
+    large = DiffusionForcing(RNN(5000, hidden=4, blocks=1, levels=K), SCHEDULES["cosine"])
+    with pytest.raises(ValueError, match=r"at most 4096 numbers; got 5000: use a bidirectional"):
+        smooth(large, torch.zeros(1, 2, 5000), 1.0)
     with pytest.raises(ValueError, match="first and last"):
         interpolate(exact_model(VECTORS, 2), torch.zeros(1, 1, 2), torch.zeros(2, 1, 2), 2)
 
