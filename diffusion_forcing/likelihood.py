@@ -43,6 +43,7 @@ def elbo(
     """
     b, t = x.shape[:2]
     levels = _levels(schedule, x, k)
+    x = torch.where(expand(levels == schedule.levels, x), x.nan_to_num(), x)  # what is absent may be NaN
     rungs = torch.arange(schedule.levels + 1) if ladder is None else ladder
     if rungs[0] != 0 or rungs[-1] != schedule.levels or not (rungs.diff() > 0).all():
         raise ValueError(f"the bound's chain climbs from level 0 to K={schedule.levels}, as NoiseSchedule.ladder(steps) does")
@@ -157,6 +158,8 @@ def infer_level(
     b, t = x.shape[:2]
     choices = _choices(schedule, candidates).to(x.device)
     gone = torch.zeros(b, t, dtype=torch.bool, device=x.device) if absent is None else absent.expand(b, t)
+    if bool((x.isnan().flatten(2).any(-1) & ~gone).any()):
+        raise ValueError("x holds NaN in tokens that are not absent; name them: absent=x.isnan().flatten(2).any(-1)")
     noise = _randn(x, torch.Generator(x.device).manual_seed(0) if generator is None else generator)
     chosen = torch.zeros(b, t, dtype=torch.long, device=x.device)
 

@@ -493,6 +493,22 @@ def test_absent_tokens_stay_absent_and_do_not_matter():
     assert torch.equal(levels[:, rest], infer_level(without.denoiser(), process.schedule, y[:, rest].float()))
 
 
+def test_absent_tokens_may_be_nan_and_others_may_not():
+    """Told nothing, an inferred level would be one of 25 by chance."""
+    process = Gaussian(SCHEDULE, ar1(4, 0.9))
+    x = torch.randn(3, 4, 1, generator=seeded(0))
+    missing = torch.zeros(3, 4, dtype=torch.bool)
+    missing[:, 1] = True
+    holes = x.masked_fill(missing[..., None], torch.nan)
+    with pytest.raises(ValueError, match=r"absent=x.isnan\(\)"):
+        infer_level(process.denoiser(), SCHEDULE, holes)
+    levels = [infer_level(process.denoiser(), SCHEDULE, values, missing) for values in (x, holes)]
+    assert torch.equal(*levels)
+    bounds = [elbo(oracle(process), SCHEDULE, values, K * missing[0], generator=seeded(0)) for values in (x, holes)]
+    assert torch.isfinite(bounds[1]).all()
+    torch.testing.assert_close(*bounds, rtol=0, atol=1e-3)  # of what is left of the signal at K
+
+
 def test_candidates_and_threshold_are_kept():
     process = Gaussian(FINE["cosine"], ar1(6, 0.9))
     _, y, _, _ = corrupted(process, 10, 4, 0.3, (2, 4))
