@@ -1,6 +1,7 @@
 """Raw data to tokens and back: normalise, stack frames, whiten. Statistics are buffers, saved with the weights.
 
-A model never sees raw units and a metric never sees tokens: `encode` once on the way in, `decode` once on the way out.
+A model never sees raw units and a metric never sees tokens: `encode` once on the way in, `decode` once on the way out. `encode_std` is
+for errors of measurements: a standard deviation in raw units, one number, one for each number of a frame (*event), or (b, t, *event).
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class Normalize(nn.Module):
     def decode(self, tokens: Tensor) -> Tensor:
         return tokens * self.std + self.mean
 
+    def encode_std(self, std: Tensor) -> Tensor:
+        return std / self.std
+
 
 class Stack(nn.Module):
     """`frames` frames side by side in one token: (b, t*frames, d) to (b, t, frames*d)."""
@@ -87,6 +91,11 @@ class Stack(nn.Module):
 
     def decode(self, tokens: Tensor) -> Tensor:
         return rearrange(tokens, "b t (s d) -> b (t s) d", s=self.frames)
+
+    def encode_std(self, std: Tensor) -> Tensor:
+        if std.ndim < 2:
+            return std if std.ndim == 0 else std.repeat(self.frames)
+        return self.encode(std.expand(-1, self.frames, -1) if std.shape[1] == 1 else std)
 
 
 def principal_directions(rows: Tensor, keep: int | None = None) -> tuple[Tensor, Tensor]:
@@ -127,6 +136,12 @@ class _Directions(nn.Module):
 
     def decode(self, tokens: Tensor) -> Tensor:
         return tokens @ self.basis.T + self.mean
+
+    def encode_std(self, std: Tensor) -> Tensor:
+        if std.ndim:
+            raise ValueError(f"{type(self).__name__} mixes the numbers of a token, and so their errors, which must be alike: give "
+                             f"one number; got {tuple(std.shape)}")  # fmt: skip
+        return std
 
 
 class Whiten(_Directions):
@@ -174,6 +189,9 @@ class Whiten(_Directions):
 
     def decode(self, tokens: Tensor) -> Tensor:
         return super().decode(tokens * self.scale)
+
+    def encode_std(self, std: Tensor) -> Tensor:
+        return super().encode_std(std) / self.scale
 
 
 class Rotate(_Directions):
@@ -273,6 +291,11 @@ class Chain(nn.Module):
         for part in reversed(self.parts):
             tokens = part.decode(tokens)  # type: ignore[operator]
         return tokens
+
+    def encode_std(self, std: Tensor) -> Tensor:
+        for part in self.parts:
+            std = part.encode_std(std)  # type: ignore[operator]
+        return std
 
 
 CODECS: dict[str, str] = {

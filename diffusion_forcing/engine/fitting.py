@@ -45,9 +45,20 @@ class Fit:
     folder: Path
     result: Result
 
-    def encode(self, raw: Tensor) -> Tensor:
+    def encode(self, raw: Tensor | np.ndarray) -> Tensor:
         """Raw sequences (n, t, *event) as tokens of the model."""
+        raw = torch.as_tensor(raw, dtype=torch.float32, device=self.model.device)
         return raw if self.model.codec is None else self.model.codec.encode(raw)  # type: ignore[operator]
+
+    def encode_std(self, std: float | Tensor | np.ndarray) -> Tensor:
+        """The standard deviation of errors in raw units, in units of tokens: the `std` of `observe`, `smooth` and `filter`.
+
+        std: one number; one for each number of a frame, (*event); or (b, t, *event). Returns what spreads over tokens (b, t, *event).
+        """
+        error = torch.as_tensor(std, dtype=torch.float32, device=self.model.device)
+        encoded = error if self.model.codec is None else self.model.codec.encode_std(error)  # type: ignore[operator]
+        axes = len(self.model.traits.event or (1,)) + 2  # all of them, or (*event) would be read as (t,)
+        return encoded[(None,) * (axes - encoded.ndim)] if encoded.ndim else encoded
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Tokens of the model in raw units."""

@@ -203,3 +203,24 @@ def test_a_codec_we_do_not_know_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="Identity cannot be saved with a model; use one of Chain"):
         model.save_pretrained(tmp_path / "model")
     assert not list(tmp_path.glob("model/*"))
+
+
+@pytest.mark.parametrize("make", [Normalize.fit, lambda x: Stack(3), lambda x: Chain(Normalize.fit(x), Stack(3))])
+@pytest.mark.parametrize("shape", [(3,), (1, 1, 3), (1, 12, 3), (40, 12, 3), (40, 1, 3)])
+def test_an_error_is_scaled_as_the_data_are(make, shape):
+    x, std = frames(), 0.1 + torch.rand(shape, generator=seeded(1))
+    codec = make(x)
+    encoded = codec.encode_std(std)
+    expected = (codec.encode(x.double() + std) - codec.encode(x.double())).float()
+    assert torch.allclose(encoded.expand_as(expected), expected, rtol=1e-4)
+
+
+def test_errors_of_rotated_tokens_are_of_one_size():
+    x = frames()
+    whiten = Whiten.fit(x)
+    noise = whiten.encode(x + 0.1 * torch.randn(x.shape, generator=seeded(1))) - whiten.encode(x)
+    assert torch.allclose(whiten.encode_std(torch.tensor(0.1)), noise.flatten(0, 1).std(0), rtol=0.1)
+    assert Rotate.fit(x).encode_std(torch.tensor(0.1)) == pytest.approx(0.1)
+    for codec in (Rotate.fit(x), whiten, Chain(Normalize.fit(x), whiten)):
+        with pytest.raises(ValueError, match="one number"):
+            codec.encode_std(torch.tensor([0.1, 0.1, 0.1]))

@@ -15,7 +15,7 @@ from oracles import seeded
 from small import checkpoint, command, dforce, differing, flat, logged, stop_after, weights
 from torch import nn
 
-from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Transformer, cosine
+from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, Transformer, cosine, observe
 from diffusion_forcing.backbones import RNNConfig, TransformerConfig
 from diffusion_forcing.codecs import Chain, Normalize, Stack, Whiten
 from diffusion_forcing.engine import Fit, evaluation, fit, sequences
@@ -385,6 +385,20 @@ def test_one_long_sequence_cut_into_pieces_is_enough(here):
     assert load_run(here / "run")[0].task.length == 16
     fit(CONFIG, [*long.split(100)], folder="other", **SMALL)
     assert load_run(here / "other")[0].task.length == 64
+
+
+def test_errors_in_raw_units_are_those_of_the_tokens(here):
+    raw = 100 + torch.tensor([5.0, 50.0]) * walks()
+    run = fit(CONFIG, raw.numpy(), folder="runs/errors", **SMALL)
+    assert torch.equal(run.encode(raw.double().numpy()), run.encode(raw))
+    scale = run.model.codec.std
+    for std, expected in ((3.0, 3 / scale), (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.0]) / scale)):
+        assert torch.allclose(run.encode_std(std), expected.expand(1, 1, 2))
+    each = torch.rand(raw.shape, generator=seeded(0))
+    assert torch.allclose(run.encode_std(each), each / scale)
+    # Two tokens of two numbers: (2,) is of each number, and must not be taken for one error of each token.
+    known = observe(run.encode(raw[:1, :2]), run.encode_std([3.0, 4.0]))
+    assert torch.allclose(known.std, (torch.tensor([3.0, 4.0]) / scale).expand(1, 2, 2))
 
 
 def test_pictures_are_normalised_by_channel(here):
