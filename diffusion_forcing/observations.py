@@ -1,11 +1,13 @@
 """What is known of a sequence, and samples of the rest: smoothing, in-filling, interpolation and filtering.
 
-An observation is a value with an error: 0 is exact, infinite (or a value of NaN) is missing. A token that is known as a whole enters as a
-noisy token at the level of its error, which is exact for any distribution. Numbers known inside a token, with others that are not, enter
-by Gibbs sampling, exact as rounds grow.
+An observation is a value with the standard deviation of its error: 0 is exact, infinite (or a value of NaN) is missing. All are in units
+of encoded tokens.
 
-Everything is in units of encoded tokens, and for models of any backbone. A bidirectional one draws all tokens together. A causal one
-cannot know what comes later: it draws token after token, many times (`particles`), and what is then observed decides which draws stay.
+A token that is known as a whole enters as a noisy token at the level of its error, which is exact for any distribution. Where only some
+numbers of a token are known, annealed split Gibbs sampling takes their place, exact as rounds and particles grow.
+
+A bidirectional model draws all tokens jointly. A causal one cannot condition on later tokens: it draws token after token, with many
+particles, which are weighted by the likelihood of each observation when it comes (a particle filter), exact as particles grow.
 """
 
 from __future__ import annotations
@@ -93,29 +95,29 @@ def smooth(
     model: DiffusionForcing, values: Tensor, std: float | Tensor = 0.0, *, samples: int = 100, sampler: Sampler = SAMPLER,
     particles: int | None = None, cond: Tensor | None = None, generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Sequences as they may have been, given all observations: (samples, b, t, *event) draws from the joint posterior.
+    """Samples (samples, b, t, *event) from the joint posterior of whole sequences, given all observations.
 
-    values, std: see `observe`. sampler: how unknown tokens are denoised; its schedule matrix matters to bidirectional models only.
-    particles: where observations cannot enter by a level, so many candidates (512, or as many as samples) are carried along and weighed by
-    how they fit: by causal models, if something is observed after an unknown token, and for single known numbers of tokens. Samples are
-    exact as particles grow; a warning says if too few agree with what is known.
+    values, std: see `observe`. sampler: how tokens are denoised; its schedule matrix matters to bidirectional models only.
+    particles: candidates per sequence, 512 by default and never fewer than samples. They are needed by causal models, for what is observed
+    after a token that is not exactly known, and for single known numbers of tokens. Samples are exact as particles grow; a warning says if
+    too few agree with the observations.
     """
     particles = 512 if particles is None else particles
     check_counts(samples=samples, particles=particles)
     known, count = observe(values, std).like(model.schedule.alpha_table), max(samples, particles)
     if not model.traits.causal:
-        return _together(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
+        return _jointly(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
     if known.partly.any():
         raise ValueError("single known numbers of a token (some NaN, or with errors of their own) need a bidirectional model, such as one "
                          "with Transformer(..., causal=False); a causal one takes tokens that are known as a whole")  # fmt: skip
-    return _one_by_one(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
+    return _particle_filter(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
 
 
 def infill(
     model: DiffusionForcing, values: Tensor, *, samples: int = 100, sampler: Sampler = SAMPLER, particles: int | None = None,
     cond: Tensor | None = None, generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Fill gaps: (samples, b, t, *event) draws of whole sequences, in which known values are as given. NaN marks what is missing.
+    """Fill gaps, marked by NaN: (samples, b, t, *event) samples of whole sequences, known values as given.
 
     The other arguments are those of `smooth`, which takes values with errors.
     """
@@ -141,10 +143,10 @@ def filter(
     model: DiffusionForcing, values: Tensor, std: float | Tensor = 0.0, *, samples: int = 100, sampler: Sampler = SAMPLER,
     cond: Tensor | None = None, generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each token given what was observed up to it: (samples, b, t, *event) draws, each token's on its own.
+    """Samples (samples, b, t, *event) of each token given the observations up to it: marginals, not joint samples of sequences.
 
-    values, std: see `observe`. The past enters as it was observed, at the levels of its errors, so nothing is rolled out: all tokens are
-    drawn at once where the backbone reads a past at other levels (`Traits.separate_past`), else one by one. Missing ones are forecast.
+    values, std: see `observe`. The past enters as observed, at the levels of its errors; missing tokens are forecast. All tokens are
+    drawn in one pass where the backbone reads a past at other levels (`Traits.separate_past`), else one after another.
     """
     check_counts(samples=samples)
     known = observe(values, std).like(model.schedule.alpha_table)
@@ -158,11 +160,11 @@ def filter(
     return out.unflatten(0, (-1, samples)).transpose(0, 1)
 
 
-def _together(
+def _jointly(
     model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
     generator: Generator | None,
 ) -> Tensor:  # fmt: skip
-    """Draws of all tokens together, by a bidirectional model."""
+    """Samples of all tokens jointly, by a bidirectional model."""
     schedule, copies = model.schedule, count if known.partly.any() else samples
     x, _, matrix = _begin(schedule, known, copies, sampler, generator)
     denoise = model.denoiser(cond)
@@ -193,9 +195,9 @@ def _anneal(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observa
         closer = torch.where(single, _log_normal(values - x, error), 0.0)
         index = particles.weigh((closer - fit).flatten(1).sum(1))
         x = x[index]
-        # Given x, a number measured with a larger error than r says where its copy lies, too; one measured better stands for its copy.
-        trust = torch.where(r > 0, (r / error) ** 2, 0.0)
-        z = x + trust * (values - x) + r * (1 - trust).sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        # z given x and the value: a Kalman update, whose gain is 1 where the value is at least as accurate as r.
+        gain = torch.where(r > 0, (r / error) ** 2, 0.0)
+        z = x + gain * (values - x) + r * (1 - gain).sqrt() * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
         alike = bool((k == k[:1]).all())
         matrix = start_at(full_sequence(x.shape[1], schedule.ladder(min(STEPS, schedule.levels))), k[0] if alike else k)
         x = follow(denoise, schedule, expand(schedule.alpha(k), x) * z, Sampler().along(matrix), generator).x
@@ -227,11 +229,11 @@ def _begin(
     return torch.where(expand(each == schedule.levels, x), sampler.temperature * x, x), each, matrix
 
 
-def _one_by_one(
+def _particle_filter(
     model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
     generator: Generator | None,
 ) -> Tensor:  # fmt: skip
-    """Draws token after token, by a causal model: a particle filter, each particle drawn given what is known of the token itself."""
+    """Samples token after token, by a causal model: a particle filter that proposes each token given its own observation."""
     schedule, (b, t) = model.schedule, known.values.shape[:2]
     levels = known.levels(schedule)
     open_ = (levels > 0).cumsum(1) - (levels > 0).long() > 0  # whether particles differ before the token
