@@ -51,6 +51,9 @@ class Normalize(nn.Module):
         return -self.std.double().log().sum()
 
     def encode(self, x: Tensor) -> Tensor:
+        frame = x.shape[max(0, x.ndim - self.mean.ndim) :]
+        if len(frame) < self.mean.ndim or any(own not in (1, given) for own, given in zip(self.mean.shape, frame, strict=True)):
+            raise ValueError(f"the data that this codec was fitted to have frames of {tuple(self.mean.shape)}; got {tuple(x.shape)}")
         return (x - self.mean) / self.std
 
     def decode(self, tokens: Tensor) -> Tensor:

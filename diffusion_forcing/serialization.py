@@ -195,7 +195,10 @@ def _find(path: str | Path, hub: dict[str, Any]) -> tuple[Path, Path]:
     files = folder / CONFIG, folder / WEIGHTS_FILE
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"no model in {folder}: {file.name} is missing. A model's folder holds {CONFIG} and {WEIGHTS_FILE}.")
+            way = f"A model's folder holds {CONFIG} and {WEIGHTS_FILE}."
+            if (folder / "model" / WEIGHTS_FILE).is_file():
+                way = f"This is a run; its model is in {folder / 'model'}."
+            raise FileNotFoundError(f"no model in {folder}: {file.name} is missing. {way}")
     return files
 
 

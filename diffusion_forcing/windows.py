@@ -79,7 +79,7 @@ class Windows(Source):
             if len(s) == 0:
                 raise ValueError(f"sequence {i} is empty; drop it")
             if at := first_not_finite(s):
-                raise ValueError(f"sequence {i} holds NaN or infinite values, the first at {at}; fill them or mask them by level K")
+                raise ValueError(f"sequence {i} holds NaN or infinite values, the first at {at}; fill it or cut it there")
         conds = [s.new_zeros(len(s), 0) for s in tokens] if conditions is None else [torch.as_tensor(c).float() for c in conditions]
         if [len(c) for c in conds] != [len(s) for s in tokens]:
             raise ValueError("conditions must cover each token of each sequence: one row a token")

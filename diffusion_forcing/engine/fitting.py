@@ -141,6 +141,8 @@ def _model_config(model: Any) -> ModelConfig | None:
         return model
     if isinstance(model, nn.Module):
         return None
+    if isinstance(model, type):
+        raise ValueError(f"fit takes a network or its config, not a class: {model.__name__}(...)")
     if not (dataclasses.is_dataclass(model) and callable(getattr(model, "build", None))):
         raise ValueError(
             f"fit trains a DiffusionForcing, a network, a ModelConfig or a network's config such as RNNConfig(); got {model!r}"
@@ -263,7 +265,7 @@ def _command() -> str:
 
 
 def _announcement(folder: Path, data: TaskData, config: TrainConfig, kept: dict[str, Ragged]) -> str:
-    budget = f"{config.steps:,} steps" if config.steps else f"{config.minutes:g} minutes"
+    budget = " or ".join(f"{most:,} {unit}" for unit, most in (("steps", config.steps), ("minutes", config.minutes)) if most)
     count = f"{len(kept['train'].sizes):,} sequences, {len(kept['valid'].sizes):,} held out, " if "train" in kept else ""
     note = "" if "train" in kept or not kept else "; of the data the run keeps held-out windows only"
     return f"training in {folder}: {count}windows of {data.train.length} tokens, {budget}, seed {config.seed}{note}"

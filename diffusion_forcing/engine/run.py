@@ -18,7 +18,7 @@ from torch import nn
 
 from ..files import write_atomically
 from ..model import DiffusionForcing
-from ..serialization import read_config
+from ..serialization import WEIGHTS_FILE, read_config
 from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
 from .objective import OBJECTIVES
 from .recipes import find, import_own
@@ -62,6 +62,7 @@ def open_run(
             way = "Train under another name (--name NAME), or set the old run aside with --fresh."
             if recipe == FIT:
                 way = "Give another folder=..., or rename or delete this one."
+            changed = ["other data" if difference.startswith("task.digest ") else difference for difference in changed]
             raise ValueError(f"{folder} holds a run with other options ({'; '.join(changed[:3])}). {way}")
     folder.mkdir(parents=True, exist_ok=True)
     facts = {**about(recipe, experiment, command), **(facts or {})}
@@ -92,10 +93,13 @@ def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
     }
 
 
-def load_run(folder: Path, backbone: nn.Module | str | None = None) -> tuple[Experiment, DiffusionForcing]:
+def load_run(folder: str | Path, backbone: nn.Module | str | None = None) -> tuple[Experiment, DiffusionForcing]:
     """A run's experiment and trained model. backbone: where the run used a network of your own class, one such, which gets the saved
     weights, or where to import it from, "module:name" (see `own_backbone`).
     """
+    folder = Path(folder)
+    if (folder / WEIGHTS_FILE).exists() and (folder.parent / CONFIG).exists():
+        raise FileNotFoundError(f"{folder} is the model of a run; give the run, {folder.parent}")
     if not (folder / CONFIG).exists():
         known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
         hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"

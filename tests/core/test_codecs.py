@@ -224,3 +224,9 @@ def test_errors_of_rotated_tokens_are_of_one_size():
     for codec in (Rotate.fit(x), whiten, Chain(Normalize.fit(x), whiten)):
         with pytest.raises(ValueError, match="one number"):
             codec.encode_std(torch.tensor([0.1, 0.1, 0.1]))
+
+
+@pytest.mark.parametrize("shape", [(40, 12, 1), (40, 12, 2), (3, 12), ()])
+def test_frames_of_another_size_are_refused_not_broadcast(shape):
+    with pytest.raises(ValueError, match=r"frames of \(3,\); got"):
+        Normalize.fit(frames()).encode(torch.zeros(shape))

@@ -132,6 +132,17 @@ def test_a_run_from_python_is_complete_and_the_command_line_opens_it(here, capsy
     torch.testing.assert_close(done.decode(done.encode(100 + 5 * walks())), 100 + 5 * walks())
 
 
+def test_the_folders_of_a_run_and_its_model_are_told_apart(here, capsys):
+    fit(CONFIG, walks(), folder="runs/walks", **SMALL)
+    load_run("runs/walks")
+    with pytest.raises(FileNotFoundError, match=r"This is a run; its model is in runs/walks/model\.$"):
+        DiffusionForcing.from_pretrained("runs/walks")
+    assert dforce("eval", "runs/walks/model") != 0
+    assert "runs/walks/model is the model of a run; give the run, runs/walks" in capsys.readouterr().err
+    (here / "alone").symlink_to(here / "runs" / "walks" / "model")
+    DiffusionForcing.from_pretrained("alone")
+
+
 def test_a_run_moved_elsewhere_still_opens(here):
     fit(CONFIG, walks(), folder="runs/walks", **SMALL)
     (here / "runs" / "walks").rename(here / "moved")
@@ -139,9 +150,9 @@ def test_a_run_moved_elsewhere_still_opens(here):
 
 
 def test_it_says_what_it_does_unless_asked_not_to(here, capsys):
-    fit(CONFIG, walks(), folder="runs/a", **{**SMALL, "quiet": False})
+    fit(CONFIG, walks(), folder="runs/a", minutes=2.5, **{**SMALL, "quiet": False})
     out = flat(capsys.readouterr().out)
-    assert "training in runs/a: 18 sequences, 2 held out, windows of 6 tokens, 4 steps, seed 0" in out
+    assert "training in runs/a: 18 sequences, 2 held out, windows of 6 tokens, 4 steps or 2.5 minutes, seed 0" in out
     assert "done: 4 steps" in out
     assert "Next: dforce eval runs/a" in out
 
@@ -181,7 +192,7 @@ def test_a_finished_run_is_not_trained_again_and_goes_on_with_more_steps(here, m
     ("change", "words"),
     [
         ({"model": RNNConfig(hidden=16, blocks=1)}, "model.backbone.hidden was 8, now 16"),
-        ({"dataset": walks(seed=1)}, "task.digest was"),
+        ({"dataset": walks(seed=1)}, "(other data)"),
         ({"lr": 5e-3}, "train.lr was 0.001, now 0.005"),
         ({"objective": Denoising("shared")}, "objective.draw was"),
         ({"model": DiffusionForcing(RNN(2, hidden=8), NoiseSchedule(cosine()))}, "model"),
@@ -518,6 +529,12 @@ def test_a_mistyped_option_is_answered_with_the_likely_one():
         fit(CONFIG, walks(), colour=3)
     with pytest.raises(ValueError, match="must be positive"):
         fit(CONFIG, walks(), TrainConfig(), steps=-1)
+
+
+@pytest.mark.parametrize("kind", [RNNConfig, Leaky])
+def test_a_class_is_no_network(kind, here):
+    with pytest.raises(ValueError, match=rf"not a class: {kind.__name__}\(\.\.\.\)"):
+        fit(kind, walks(), folder="run", **SMALL)
 
 
 class Broken(nn.Module):
