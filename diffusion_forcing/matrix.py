@@ -74,7 +74,7 @@ def start_at(matrix: Tensor, levels: Tensor) -> Tensor:
     top = int(matrix.max())
     if levels.is_floating_point() or int(levels.min()) < 0 or int(levels.max()) > top:
         raise ValueError(f"levels are integers in 0..{top}; got {levels.dtype}, {levels.min().item()}..{levels.max().item()}")
-    return (matrix.double() * levels.to(matrix.device)[..., None, :].double() / top).round().long()
+    return (matrix.double() * levels.to(matrix.device)[..., None, :].double() / max(top, 1)).round().long()
 
 
 def check_matrix(matrix: Tensor, levels: int) -> Tensor:

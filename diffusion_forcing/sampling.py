@@ -98,7 +98,7 @@ def start(
     tokens = matrix.shape[-1]
     if known is not None and known.shape != (b, tokens, *event):
         raise ValueError(f"known tokens must be {(b, tokens, *event)}, as shape and matrix say; got {tuple(known.shape)}")
-    noise = torch.randn(b, tokens, *event, generator=generator, device=schedule.alpha_table.device)
+    noise = torch.randn(b, tokens, *event, generator=generator, dtype=schedule.alpha_table.dtype, device=schedule.alpha_table.device)
     first = matrix[..., 0, :].to(noise.device)
     absent = expand(first == schedule.levels, noise)
     if known is None:
@@ -168,13 +168,13 @@ def rolling(
     memory, shape, known = _init_rollout(model, length, context, cond, past)
     schedule, device = model.schedule, model.device
     check_run(schedule, torch.zeros(shape[0], 1, *shape[1:]), full_sequence(1, schedule.ladder(steps)))
-    ladder, lowest = schedule.ladder(steps).to(device), memory.min_context_level
-    x = kept = torch.zeros(shape[0], 0, *shape[1:], device=device)
+    ladder, lowest, dtype = schedule.ladder(steps).to(device), memory.min_context_level, schedule.alpha_table.dtype
+    x = kept = torch.zeros(shape[0], 0, *shape[1:], dtype=dtype, device=device)
     rungs = level = torch.zeros(0, dtype=torch.long, device=device)
     done = row = 0
     while done < length:
         if row % slope == 0 and done + x.shape[1] < length:
-            new = sampler.temperature * torch.randn(shape[0], 1, *shape[1:], generator=generator, device=device)
+            new = sampler.temperature * torch.randn(shape[0], 1, *shape[1:], generator=generator, dtype=dtype, device=device)
             x, kept = torch.cat([x, new], dim=1), torch.cat([kept, new], dim=1)
             rungs, level = F.pad(rungs, (0, 1), value=steps), F.pad(level, (0, 1), value=schedule.levels)
         window = None if cond is None else cond[:, known + done : known + done + x.shape[1]]

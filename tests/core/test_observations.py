@@ -183,6 +183,11 @@ def test_a_matrix_for_each_sequence_has_as_many_as_there_are():
         sample(Gaussian(schedule, ar1(3, 0.5)).denoiser(), schedule, torch.randn(5, 3, 1), matrix)
 
 
+def test_known_everywhere_stays_known():
+    known = torch.zeros(6, 3, dtype=torch.long)
+    assert torch.equal(start_at(known, torch.zeros(3, dtype=torch.long)), known)
+
+
 def test_absent_everywhere_is_the_matrix_itself():
     matrix = autoregressive(3, SCHEDULES["linear"].ladder(7))
     assert torch.equal(start_at(matrix, torch.full((3,), K)), matrix)

@@ -895,3 +895,9 @@ def test_a_roll_out_has_no_pinned_tokens_but_its_context(build):
 def test_a_rolling_window_takes_no_matrix_of_its_own():
     with pytest.raises(ValueError, match=r"endless pyramid, and no matrix of their own; give Sampler\(steps=, slope=\)"):
         next(rolling(KINDS["rnn"](), Sampler(4, slope=2).along(pin(full_sequence(3, LADDER), 2)), 3, context()))
+
+
+def test_a_model_of_double_precision_rolls_out():
+    model = DiffusionForcing(RNN(2, hidden=8, blocks=1, levels=10), NoiseSchedule(cosine(10))).double()
+    assert rollout(model, Sampler(3).over(model.schedule, 2), 4).dtype == torch.float64
+    assert torch.cat([*rolling(model, Sampler(3), 2)], dim=1).dtype == torch.float64
