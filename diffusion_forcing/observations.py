@@ -46,12 +46,11 @@ class Observation:
     std: Tensor
 
     def levels(self, schedule: NoiseSchedule) -> Tensor:
-        """(b, t), the level at which each token begins: that of its error; K where it is missing, or its numbers have different errors."""
-        std = self.std.flatten(2)
-        whole = (std == std[..., :1]).all(-1) & torch.isfinite(std[..., 0])
-        measured = whole & (std[..., 0] > 0)
-        level = torch.where(whole, 0, schedule.levels)
-        return torch.where(measured, schedule.level_of(torch.where(measured, std[..., 0], 1.0)), level)
+        """(b, t), the level at which each token begins: that of the largest error of its numbers; K where one of them is missing."""
+        largest = self.std.flatten(2).amax(-1)
+        measured = torch.isfinite(largest) & (largest > 0)
+        level = torch.where(largest == 0, 0, schedule.levels)
+        return torch.where(measured, schedule.level_of(torch.where(measured, largest, 1.0)), level)
 
     def like(self, tensor: Tensor) -> Observation:
         """The same in the precision and on the device of a tensor, such as one of a model's."""
@@ -175,20 +174,23 @@ def _jointly(
 
 
 def _anneal(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observation, samples: int, generator: Generator | None) -> Tensor:
-    """Samples given single numbers of tokens, by annealed split Gibbs sampling. x: (b*particles, t, *event), drawn without them.
+    """Samples given single numbers of tokens, by annealed split Gibbs sampling.
+
+    x: (b*particles, t, *event), drawn given each token at the level of its largest error.
 
     The numbers are taken as measured with an error r, which falls from round to round down to the true one. Particles are weighed by how
     they fit the smaller error, then moved: a noisy copy z = x + r noise is drawn given x and what is known, and x given z, which is a
     measurement of all numbers with error r. That is what the model does exactly, so nothing is assumed of the distribution. Tokens known as
-    a whole stay at the level of their own error as soon as r is larger.
+    a whole stay at the level of their own error as long as r is larger.
     """
     particles = _Particles(len(known.values), len(x) // len(known.values), generator, x.device)
     values, std, partly, own = (
         part.repeat_interleave(particles.count, dim=0) for part in (known.values, known.std, known.partly, known.levels(schedule))
     )
     single = torch.isfinite(std) & expand(partly, x)
-    fit = torch.zeros_like(x)
-    for level in _rounds(schedule, variance_of(denoise)):
+    begin = expand(schedule.sigma(own) / schedule.alpha(own), x)
+    fit = torch.where(single & expand(own < schedule.levels, x), _log_normal(values - x, torch.maximum(std, begin)), 0.0)
+    for level in _rounds(schedule, variance_of(denoise), own[partly].max()):
         k = own.clamp(max=level)
         r = expand(schedule.sigma(k) / schedule.alpha(k), x)
         error = torch.maximum(std, r)
@@ -205,10 +207,13 @@ def _anneal(denoise: Denoise, schedule: NoiseSchedule, x: Tensor, known: Observa
     return particles.choose(torch.where(std == 0, values, x), samples)
 
 
-def _rounds(schedule: NoiseSchedule, variance: Tensor | float) -> list[int]:
-    """Levels of falling error: from above the size of a token's widest number to well below that of its narrowest, in equal ratios."""
-    size, lowest = torch.as_tensor(variance).sqrt(), float(schedule.sigma_table[1] / schedule.alpha_table[1])
-    first, last = WIDEST * float(size.max()), max(NARROWEST * float(size.min()), lowest)
+def _rounds(schedule: NoiseSchedule, variance: Tensor | float, highest: Tensor) -> list[int]:
+    """Levels of falling error, in equal ratios: from above the size of a token's widest number, or from the highest level at which tokens
+    begin, to well below the size of its narrowest number.
+    """
+    size, ratio = torch.as_tensor(variance).sqrt(), schedule.sigma_table / schedule.alpha_table
+    first = min(WIDEST * float(size.max()), float(ratio[highest]))
+    last = min(max(NARROWEST * float(size.min()), float(ratio[1])), first)
     rounds = 1 + round((ROUNDS - 1) * math.log(first / last) / math.log(WIDEST / NARROWEST))
     return schedule.level_of(torch.logspace(math.log10(first), math.log10(last), max(rounds, 2), dtype=torch.float64)).tolist()
 

@@ -264,6 +264,9 @@ def test_a_missing_value_is_nan_or_has_no_bound_on_its_error():
     assert torch.equal(known.values, torch.tensor([[[1.0, 0.0], [0.0, 0.0], [4.0, 5.0]]]))
     assert known.levels(SCHEDULES["cosine"]).tolist() == [[K, K, 0]]
     assert known.partly.tolist() == [[True, False, False]]
+    schedule = SCHEDULES["cosine"]
+    largest = observe(torch.zeros(1, 1, 2), torch.tensor([[[0.1, 0.5]]])).levels(schedule)
+    assert largest.tolist() == [[int(schedule.level_of(0.5))]]
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
