@@ -301,10 +301,11 @@ def _draw_films(films: list[Any], real: Tensor, file: Path, count: int = 4, fram
 def _draw_lines(parts: list[Tensor], real: Tensor, known: int, file: Path, names: list[str], most: int = 4) -> None:
     """Numbers of tokens (n, t, d) over time, data at the left and samples at the right, what these are given on grey."""
     shown = range(min(most, parts[0].shape[2]))
+    titles = "held-out data", "samples, given what is on grey" if known else "samples"
     with figure(file, 9.5, 1.0 + 1.9 * len(shown)) as fig:
         axes = fig.subplots(len(shown), 2, sharex=True, sharey="row", squeeze=False)
         for row, number in enumerate(shown):
-            for column, (ax, part, title) in enumerate(zip(axes[row], parts, ("held-out data", "samples"), strict=True)):
+            for column, (ax, part, title) in enumerate(zip(axes[row], parts, titles, strict=True)):
                 for i, line in enumerate(part[:, :, number]):
                     end = int(real[i].sum())
                     ax.plot(range(end), line[:end], color=COLOURS[i % len(COLOURS)], lw=1, alpha=0.8, marker="o" if end < 3 else "", ms=3)
