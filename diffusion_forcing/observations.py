@@ -286,7 +286,7 @@ class _Particles:
     def choose(self, x: Tensor, samples: int) -> Tensor:
         """Samples from particles x (b*count, ...) by their weights: (samples, b, ...)."""
         index = self._draw(samples)
-        if self.fewest < min(30, self.count / 4):
+        if self.fewest < min(10, self.count / 4):
             warnings.warn(f"only about {self.fewest:.0f} of {self.count} particles agree with what is known, so samples are nearly copies "
                           f"of each other where it matters; give more, such as particles={8 * self.count}", stacklevel=5)  # fmt: skip
         return x[(index + self.first).T]
