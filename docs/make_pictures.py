@@ -35,10 +35,15 @@ from diffusion_forcing import (
 )
 from diffusion_forcing.engine.plotting import COLOURS, draw_matrix, figure
 from diffusion_forcing.parameterization import with_x0
+from diffusion_forcing.planning import PlanningAgent
+from diffusion_forcing.planning.figures import draw_denoising
+from diffusion_forcing.planning.task import denoising_stages
 
 IMAGES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent / "images"
 LARGEST = 60_000  # bytes
-DRAWN = ("full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "gamble", "bias", "infill")
+DRAWN = (
+    "full_sequence", "autoregressive", "pyramid", "trapezoid", "pinned", "keyframes", "guidance", "gamble", "bias", "infill", "plans",
+)  # fmt: skip
 
 
 class Oracle:
@@ -232,12 +237,24 @@ def posterior(cov: Tensor, values: Tensor, std: Tensor, token: int, span: int) -
     return float(gain @ values[seen].double()), float((cov[token, token] - gain @ cov[seen, token]).clamp(min=0).sqrt())
 
 
+def plans() -> None:
+    """Plans of two pretrained models while they are denoised: whole, and along a pyramid by a causal network."""
+    rows = []
+    for name, run in (("bidirectional, full sequence", "maze2d-umaze"), ("causal GRU, pyramid", "maze2d-umaze-gru")):
+        agent = PlanningAgent.from_pretrained(run)
+        rows.append((name, denoising_stages(agent, agent.maze.farthest_cell, 16, tokens=16)))
+    maze = agent.maze
+    title = "16 plans from one start (near tokens dark, far ones light) while they are denoised"
+    draw_denoising(maze, rows, maze.farthest_cell, maze.goal, IMAGES / "plans.png", agent.frame_stack, title)
+
+
 if __name__ == "__main__":
     matrices()
     guidance()
     gamble()
     bias()
     observations()
+    plans()
     for file in sorted(IMAGES / f"{name}.png" for name in DRAWN):
         if os.path.getsize(file) > LARGEST:
             Image.open(file).convert("RGB").quantize(64).save(file, optimize=True)

@@ -58,22 +58,29 @@ def draw_episodes(episodes: Episodes, which: NDArray[np.int64], file: Path, titl
 
 
 def draw_denoising(
-    maze: Maze, stages: list[tuple[str, NDArray[np.float32]]], start: Array, goal: Array, file: Path, per_token: int, title: str
-) -> None:
-    """Several plans while they are denoised. stages: (caption, positions (n, t, 2)); early tokens are dark, late ones light."""
+    maze: Maze, rows: list[tuple[str, list[tuple[str, NDArray[np.float32]]]]], start: Array, goal: Array, file: Path, per_token: int,
+    title: str,
+) -> None:  # fmt: skip
+    """Several plans while they are denoised, one row of panels for each way to plan. rows: (name, [(caption, positions (n, t, 2)), ...]).
+
+    Dots are tokens: early ones dark, late ones light.
+    """
     from matplotlib import colormaps
 
     height, width = maze.walls.shape
-    with figure(file, 3.1 * len(stages), 3.1 * height / width + 0.9) as fig:
-        axes = fig.subplots(1, len(stages), squeeze=False)[0]
-        for ax, (caption, plans) in zip(axes, stages, strict=True):
-            draw_maze(ax, maze, goal)
-            centres = plans[:, per_token // 2 :: per_token]
-            colours = colormaps["plasma"](np.linspace(0, 0.9, centres.shape[1]))
-            for t in reversed(range(centres.shape[1])):
-                ax.scatter(centres[:, t, 1], centres[:, t, 0], s=9, color=colours[t], alpha=0.75, lw=0)
-            ax.plot(start[1], start[0], "o", color=BLUE, ms=7, mec="white", zorder=5)
-            ax.set_title(caption, fontsize=10)
+    columns = max(len(stages) for _, stages in rows)
+    with figure(file, 3.1 * columns, (3.1 * height / width + 0.3) * len(rows) + 0.3) as fig:
+        axes = fig.subplots(len(rows), columns, squeeze=False)
+        for row, (name, stages) in zip(axes, rows, strict=True):
+            row[0].set_ylabel(name, fontsize=10)
+            for ax, (caption, plans) in zip(row, stages, strict=True):
+                draw_maze(ax, maze, goal)
+                centres = plans[:, per_token // 2 :: per_token]
+                colours = colormaps["plasma"](np.linspace(0, 0.9, centres.shape[1]))
+                for t in reversed(range(centres.shape[1])):
+                    ax.scatter(centres[:, t, 1], centres[:, t, 0], s=9, color=colours[t], alpha=0.75, lw=0)
+                ax.plot(start[1], start[0], "o", color=BLUE, ms=7, mec="white", zorder=5)
+                ax.set_title(caption, fontsize=10)
         fig.suptitle(title, fontsize=11)
 
 

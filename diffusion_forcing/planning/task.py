@@ -198,25 +198,25 @@ class Maze2D(Task):
     def draw_pyramid(self, model: DiffusionForcing, file: Path, seed: int) -> None:
         """The uncertainty of a pyramid: 24 plans from one start at four stages of their denoising."""
         sampler = dataclasses.replace(self.sampler, matrix="pyramid", slope=1.0)
-        options = dataclasses.replace(self.plan, candidates=1, draws=1)
-        agent = PlanningAgent(model, self.world, sampler=sampler, options=options, seed=seed)
-        agent.reset(24)
-        start = self._farthest_cell()
-        observation = np.tile(np.concatenate([start, np.zeros(2)]), (24, 1))
-        rows: list[Array] = []
-
-        def watch(row: int, x: Tensor, levels: Tensor) -> None:
-            rows.append(agent.codec.decode(x[:, 1:]).numpy()[..., 2:4])
-
-        agent.propose(observation, np.tile(self.world.goal, (24, 1)), on_step=watch)
-        picked = [round(share * (len(rows) - 1)) for share in (0.25, 0.5, 0.75, 1.0)]
-        stages = [(f"row {i + 1} of {len(rows)}", rows[i]) for i in picked]
+        agent = PlanningAgent(model, self.world, sampler=sampler, options=dataclasses.replace(self.plan, candidates=1, draws=1), seed=seed)
+        start = self.world.farthest_cell
+        stages = denoising_stages(agent, start, 24)
         title = "24 plans from one start, denoised along a pyramid"
-        pictures.draw_denoising(self.world, stages, start, self.world.goal, file, self.frame_stack, title)
+        pictures.draw_denoising(self.world, [("", stages)], start, self.world.goal, file, self.frame_stack, title)
 
-    def _farthest_cell(self) -> Array:
-        cells = self.world.cells
-        return cells[np.abs(cells - self.world.goal).sum(1).argmax()].astype(float)
+
+def denoising_stages(agent: PlanningAgent, start: Array, number: int, tokens: int | None = None) -> list[tuple[str, Array]]:
+    """`number` plans from a start (2,) to the maze's goal at four stages of their denoising: captions, positions (n, t, 2)."""
+    rows: list[Array] = []
+
+    def watch(row: int, x: Tensor, levels: Tensor) -> None:
+        rows.append(agent.codec.decode(x[:, 1:]).numpy()[..., 2:4])
+
+    agent.reset(number)
+    observation = np.tile(np.concatenate([start, np.zeros(2)]), (number, 1))
+    agent.propose(observation, np.tile(agent.maze.goal, (number, 1)), horizon=tokens, on_step=watch)
+    picked = [round(share * (len(rows) - 1)) for share in (0.25, 0.5, 0.75, 1.0)]
+    return [(f"row {i + 1} of {len(rows)}", rows[i]) for i in picked]
 
 
 def _plan_metrics(counts: list[Counts], replan_error: float) -> dict[str, float]:

@@ -61,6 +61,12 @@ class Maze:
         return np.concatenate([free, self.goal[None].astype(np.int64)])
 
     @property
+    def farthest_cell(self) -> Array:
+        """The free cell (2,) that is farthest from the goal, walls aside."""
+        farthest: Array = self.cells[np.abs(self.cells - self.goal).sum(1).argmax()].astype(float)
+        return farthest
+
+    @property
     def boxes(self) -> Array:
         """Walls (n, 4): smallest row and column, and extents, in coordinates of positions."""
         corners = np.argwhere(self.walls) - 0.5 - OFFSET
