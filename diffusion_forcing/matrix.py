@@ -52,14 +52,17 @@ def staggered(delay: Tensor, ladder: Tensor) -> Tensor:
 
 
 def pin(matrix: Tensor, tokens: int | slice | Sequence[int] | Tensor, level: int = 0) -> Tensor:
-    """Hold `tokens` at one level from first row to last: 0 known, K absent, in between uncertain. Returns a new matrix."""
+    """Hold `tokens` at one level from first row to last: 0 known, K absent, in between uncertain. Returns a new matrix.
+
+    matrix: (m+1, t), or (b, m+1, t), all of whose sequences are pinned alike.
+    """
     if level < 0:
         raise ValueError(f"a token is pinned at a level >= 0; got {level}")
     pinned = matrix.clone()
     try:
-        pinned[:, tokens] = level
+        pinned[..., tokens] = level
     except IndexError as error:
-        raise ValueError(f"cannot pin tokens {tokens!r}: the matrix has {matrix.shape[1]} tokens, 0..{matrix.shape[1] - 1}") from error
+        raise ValueError(f"cannot pin tokens {tokens!r}: the matrix has {matrix.shape[-1]} tokens, 0..{matrix.shape[-1] - 1}") from error
     return pinned
 
 
@@ -69,12 +72,18 @@ def start_at(matrix: Tensor, levels: Tensor) -> Tensor:
     matrix: (m+1, t) from K down. levels: (t,), or (b, t) for other observations in each sequence. Each column is scaled to end where it did
     and to begin at its level, in as many steps. Returns (m+1, t) or (b, m+1, t).
     """
-    if levels.ndim not in (1, 2) or levels.shape[-1] != matrix.shape[-1]:
+    if levels.ndim not in (1, 2) or levels.shape[-1] != matrix.shape[-1] or not levels.numel():
         raise ValueError(f"levels are one for each of the {matrix.shape[-1]} tokens, (t,) or (b, t); got {tuple(levels.shape)}")
     top = int(matrix.max())
     if levels.is_floating_point() or int(levels.min()) < 0 or int(levels.max()) > top:
         raise ValueError(f"levels are integers in 0..{top}; got {levels.dtype}, {levels.min().item()}..{levels.max().item()}")
-    return (matrix.double() * levels.to(matrix.device)[..., None, :].double() / max(top, 1)).round().long()
+    scaled = (matrix.double() * levels.to(matrix.device)[..., None, :].double() / max(top, 1)).round().long()
+    other = (scaled[..., 0, :] != levels.to(matrix.device)).nonzero()
+    if len(other):
+        token = int(other[0, -1])
+        raise ValueError(f"start_at takes a matrix whose tokens all begin at its top, {top}, but token {token} begins at "
+                         f"{int(matrix[..., 0, token].min())}: do not pin it before, give its level in levels")  # fmt: skip
+    return scaled
 
 
 def check_matrix(matrix: Tensor, levels: int) -> Tensor:

@@ -5,7 +5,18 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from diffusion_forcing import NoiseSchedule, autoregressive, check_matrix, full_sequence, linear, pin, pyramid, staggered, trapezoid
+from diffusion_forcing import (
+    NoiseSchedule,
+    autoregressive,
+    check_matrix,
+    full_sequence,
+    linear,
+    pin,
+    pyramid,
+    staggered,
+    start_at,
+    trapezoid,
+)
 
 K = 100
 LADDERS = NoiseSchedule(linear(K))
@@ -125,6 +136,21 @@ def test_pin_takes_any_way_to_name_tokens(tokens):
 def test_pins_add_up():
     matrix = pin(pin(full_sequence(3, torch.tensor([0, 4])), 0), -1, level=2)
     assert matrix.tolist() == [[0, 4, 2], [0, 0, 2]]
+
+
+def test_all_sequences_of_a_matrix_are_pinned_alike():
+    each = start_at(full_sequence(3, torch.tensor([0, 2, 4])), torch.tensor([[4, 4, 4], [4, 2, 4]]))
+    pinned = pin(each, 0, 1)
+    assert (pinned[:, :, 0] == 1).all()
+    assert torch.equal(pinned[:, :, 1:], each[:, :, 1:])
+
+
+def test_a_pinned_token_does_not_begin_elsewhere():
+    matrix = full_sequence(3, torch.tensor([0, 2, 4]))
+    assert torch.equal(start_at(pin(matrix, 0), torch.tensor([0, 4, 4])), pin(matrix, 0))
+    for level, wanted in ((2, 2), (2, 4), (0, 4)):
+        with pytest.raises(ValueError, match=f"all begin at its top, 4, but token 1 begins at {level}.*levels"):
+            start_at(pin(matrix, 1, level), torch.tensor([4, wanted, 4]))
 
 
 @pytest.mark.parametrize("tokens", [3, -4, [0, 7]])

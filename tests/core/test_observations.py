@@ -157,6 +157,7 @@ def test_an_error_is_positive(std):
         (torch.tensor([0, 0, 0, K + 1]), r"0\.\.1000; got .* 0\.\.1001"),
         (torch.tensor([-1, 0, 0, 0]), "-1"),
         (torch.zeros(4), "integers"),
+        (torch.zeros(0, 4, dtype=torch.long), r"got \(0, 4\)"),
     ],
 )
 def test_levels_of_what_is_known_are_checked(levels, words):

@@ -892,6 +892,13 @@ def test_a_roll_out_has_no_pinned_tokens_but_its_context(build):
             rollout(build(), matrix, 3, context())
 
 
+def test_a_roll_out_follows_one_matrix_for_all_sequences():
+    """Of one for each, rows would be taken for tokens."""
+    each = start_at(full_sequence(4, SCHEDULE.ladder(5)), torch.full((2, 4), 1000))
+    with pytest.raises(ValueError, match=r"one matrix \(m\+1, h\) for all sequences.*got \(2, 6, 4\)"):
+        rollout(DiffusionForcing(RNN(1, hidden=4, blocks=1), SCHEDULE), each, 4, torch.zeros(2, 1, 1))
+
+
 def test_a_rolling_window_takes_no_matrix_of_its_own():
     with pytest.raises(ValueError, match=r"endless pyramid, and no matrix of their own; give Sampler\(steps=, slope=\)"):
         next(rolling(KINDS["rnn"](), Sampler(4, slope=2).along(pin(full_sequence(3, LADDER), 2)), 3, context()))
