@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from .checks import check_counts
+from .checks import check_counts, first_not_finite
 from .model import Denoise, Denoiser, DiffusionForcing
 from .parameterization import Prediction
 from .schedule import NoiseSchedule, expand
@@ -41,14 +41,14 @@ def elbo(
     x: clean tokens (b, t, *event), noised here. k: the fixed levels (b, t) or (t,); None: all clean. ladder: the levels of the bound's
     chain (all K+1 if None: tightest; fewer are faster and looser, never wrong). draws: of the noise, averaged.
     """
-    b, t = x.shape[:2]
+    check_counts(draws=draws)
     levels = _levels(schedule, x, k)
-    x = torch.where(expand(levels == schedule.levels, x), x.nan_to_num(), x)  # what is absent may be NaN
+    x = x.masked_fill(expand(levels == schedule.levels, x), 0.0)  # what is absent may be NaN
     rungs = torch.arange(schedule.levels + 1) if ladder is None else ladder
     if rungs[0] != 0 or rungs[-1] != schedule.levels or not (rungs.diff() > 0).all():
         raise ValueError(f"the bound's chain climbs from level 0 to K={schedule.levels}, as NoiseSchedule.ladder(steps) does")
     forced = forced_by(model, cond, generator) if isinstance(model, DiffusionForcing) else model
-    total = torch.zeros(b, t, dtype=torch.float64, device=x.device)
+    total = torch.zeros(levels.shape, dtype=torch.float64, device=x.device)
     for _ in range(draws):
         noise = _randn(x, generator)
         past = schedule.add_noise(x, levels, noise)
@@ -157,9 +157,11 @@ def infer_level(
         return infer_level(model.model, schedule, x, absent, model.cond, candidates=candidates, threshold=threshold, generator=generator)
     b, t = x.shape[:2]
     choices = _choices(schedule, candidates).to(x.device)
+    if absent is not None and (absent.dtype != torch.bool or absent.shape not in ((t,), (1, t), (b, t))):
+        raise ValueError(f"absent says of each token whether it is, as bool of shape {(t,)} or {(b, t)}; got {absent.dtype} of shape "
+                         f"{tuple(absent.shape)}")  # fmt: skip
     gone = torch.zeros(b, t, dtype=torch.bool, device=x.device) if absent is None else absent.expand(b, t)
-    if bool((x.isnan().flatten(2).any(-1) & ~gone).any()):
-        raise ValueError("x holds NaN in tokens that are not absent; name them: absent=x.isnan().flatten(2).any(-1)")
+    _check_finite(x, gone, "name such tokens, absent=~x.isfinite().flatten(2).all(-1)")
     noise = _randn(x, torch.Generator(x.device).manual_seed(0) if generator is None else generator)
     chosen = torch.zeros(b, t, dtype=torch.long, device=x.device)
 
@@ -299,8 +301,21 @@ def _at_levels(schedule: NoiseSchedule, x: Tensor, k: Tensor | None, generator: 
 
 
 def _levels(schedule: NoiseSchedule, x: Tensor, k: Tensor | None) -> Tensor:
+    if x.ndim < 3:
+        raise ValueError(f"tokens have shape (batch, tokens, *event); got {tuple(x.shape)}; add the missing axes")
     b, t = x.shape[:2]
-    return torch.zeros(b, t, dtype=torch.long, device=x.device) if k is None else schedule.check_k(k).expand(b, t)
+    if k is not None and k.shape not in ((t,), (1, t), (b, t)):
+        raise ValueError(f"k is the level of each token, of shape {(t,)} or {(b, t)}; got {tuple(k.shape)}")
+    levels = torch.zeros(b, t, dtype=torch.long, device=x.device) if k is None else schedule.check_k(k).expand(b, t)
+    _check_finite(x, levels == schedule.levels, f"give it level K={schedule.levels}, at which a token is absent")
+    return levels
+
+
+def _check_finite(x: Tensor, absent: Tensor, way: str) -> None:
+    """Raise, with a way out, unless the numbers of all tokens that are not absent (b, t) are finite."""
+    if at := first_not_finite(x.masked_fill(expand(absent, x), 0.0)):
+        raise ValueError(f"x holds NaN or infinite values in tokens that are not absent, the first in sequence {at[0]}, token {at[1]}: "
+                         f"{way}")  # fmt: skip
 
 
 def _angle(schedule: NoiseSchedule) -> Tensor:

@@ -68,6 +68,7 @@ def observe(values: Tensor, std: float | Tensor = 0.0) -> Observation:
 
     std: one for all, or (t,), (b, t) or (b, t, *event); 0 exact, infinite missing. In units of encoded tokens.
     """
+    values = torch.as_tensor(values)
     if values.ndim < 3 or not values.numel():
         raise ValueError(f"values have shape (batch, tokens, *event), at least 1 each; got {tuple(values.shape)}; add the missing axes")
     if not values.is_floating_point():
@@ -84,7 +85,7 @@ def observe(values: Tensor, std: float | Tensor = 0.0) -> Observation:
         raise ValueError(shapes) from problem
     if not (error >= 0).all():
         raise ValueError("std is the standard deviation of an error: 0 for exact values, positive for measured ones, infinite for missing "
-                         "ones; got a negative number or NaN")  # fmt: skip
+                         f"ones; got {float(error[~(error >= 0)][0]):g}")  # fmt: skip
     missing = torch.isnan(values) | torch.isinf(error)
     return Observation(values.masked_fill(missing, 0.0), error.masked_fill(missing, torch.inf))
 
@@ -104,6 +105,7 @@ def smooth(
     particles = 512 if particles is None else particles
     check_counts(samples=samples, particles=particles)
     known, count = observe(values, std).like(model.schedule.alpha_table), max(samples, particles)
+    cond = model.read_cond(known.values, cond)
     if not model.traits.causal:
         return _jointly(model, known, samples, count, sampler=sampler, cond=cond, generator=generator)
     if known.partly.any():
@@ -153,14 +155,14 @@ def filter(
         raise ValueError("filter takes tokens that are known as a whole, with one error each; for single known numbers use smooth, with a "
                          "bidirectional model")  # fmt: skip
     x, levels, matrix = _begin(model.schedule, known, samples, replace(sampler, matrix="full_sequence"), generator)
-    forced = forced_by(model, None if cond is None else cond.repeat_interleave(samples, dim=0), generator)
+    forced = forced_by(model, model.read_cond(known.values, cond).repeat_interleave(samples, dim=0), generator)
     past = x
     out = follow(lambda x, k: forced(x, k, past, levels), model.schedule, x, sampler.along(matrix), generator).x
     return out.unflatten(0, (-1, samples)).transpose(0, 1)
 
 
 def _jointly(
-    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
+    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor,
     generator: Generator | None,
 ) -> Tensor:  # fmt: skip
     """Samples of all tokens jointly, by a bidirectional model."""
@@ -235,7 +237,7 @@ def _begin(
 
 
 def _particle_filter(
-    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor | None,
+    model: DiffusionForcing, known: Observation, samples: int, count: int, *, sampler: Sampler, cond: Tensor,
     generator: Generator | None,
 ) -> Tensor:  # fmt: skip
     """Samples token after token, by a causal model: a particle filter that proposes each token given its own observation."""
@@ -246,13 +248,15 @@ def _particle_filter(
     if weighs.any() and known.values[0, 0].numel() > EXACT:
         raise ValueError(f"something is observed after a token that is not exactly known, so particles are weighed by exact likelihoods of "
                          f"tokens of at most {EXACT} numbers; got {known.values[0, 0].numel()}: use a bidirectional model")  # fmt: skip
+    if type(sampler) is not Sampler:
+        raise ValueError("a causal model draws token after token, along no matrix of the sampler's; give Sampler(steps=...) as it is")
     count = count if weighs.any() else samples
     particles = _Particles(b, count, generator, known.values.device)
     x = known.values.new_zeros(b * count, 0, *known.values.shape[2:])
     state: State = None
     for i in range(t):
         token = Observation(known.values[:, i : i + 1], known.std[:, i : i + 1])
-        now = None if cond is None else cond[:, i : i + 1].repeat_interleave(count, dim=0)
+        now = cond[:, i : i + 1].repeat_interleave(count, dim=0)
         if weighs[:, i].any():
             fit = _density(model.denoiser(now, state), schedule, token, levels[:, i : i + 1], count)
             index = particles.weigh(fit * weighs[:, i].repeat_interleave(count))

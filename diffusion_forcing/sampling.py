@@ -134,8 +134,8 @@ def stream(
     memory, shape, known = _init_rollout(model, length, context, cond, past)
     rows = check_matrix(sampler.matrix_for(model.schedule, length), model.schedule.levels)
     if rows.ndim == 3:
-        raise ValueError(f"a roll-out follows one matrix (m+1, h) for all sequences, since each token begins as noise; got {tuple(rows.shape)}; "
-                         "give what is known of new tokens by `sample` or `smooth`")  # fmt: skip
+        raise ValueError(f"a roll-out follows one matrix (m+1, h) for all sequences, since all tokens begin as noise; got "
+                         f"{tuple(rows.shape)}; give what is known of new tokens by `sample` or `smooth`")  # fmt: skip
     horizon = rows.shape[1]
     commit = horizon if past is None or past.commit is None else past.commit
     if commit > horizon:

@@ -92,8 +92,8 @@ class NoiseSchedule(nn.Module):
         """
         std = torch.as_tensor(std, dtype=torch.float64)
         if not (std > 0).all():
-            raise ValueError(f"std is the standard deviation of an error, positive and in units of encoded tokens; got {std.tolist()}; "
-                             "a value known exactly is at level 0, an absent one at K")  # fmt: skip
+            raise ValueError("std is the standard deviation of an error, positive and in units of encoded tokens; got "
+                             f"{float(std[~(std > 0)][0]):g}; a value known exactly is at level 0, an absent one at K")  # fmt: skip
         ratio = (self.sigma_table[1:].double() / self.alpha_table[1:].double()).log().to(std.device)
         above = torch.searchsorted(ratio, std.log()).clamp(max=self.levels - 1)
         below = (above - 1).clamp(min=0)

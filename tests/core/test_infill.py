@@ -311,6 +311,28 @@ def test_what_a_model_cannot_do_is_refused():
         interpolate(exact_model(VECTORS, 2), torch.zeros(1, 1, 2), torch.zeros(2, 1, 2), 2)
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 1), (1, 3, 1), (1, 6, 1), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_a_condition_is_of_the_sequences_and_not_of_the_samples(causal, shape):
+    """Two conditions for one sequence would be one for each of two samples; of longer ones the rest would be left unread."""
+    model = DiffusionForcing(Transformer(1, 1, hidden=8, heads=2, layers=1, causal=causal), SCHEDULES["cosine"])
+    for function in (smooth, filter):
+        with pytest.raises(ValueError, match=r"cond covers each token, \(1, 4\)|conditions of 1 numbers"):
+            function(model, torch.full((1, 4, 1), nan), samples=2, cond=torch.zeros(shape))
+
+
+def test_a_causal_model_follows_no_matrix_of_the_sampler():
+    model = exact_model(ar1(4, 0.9), 1, causal=True)
+    sampler = Sampler(5).over(model.schedule, 4)
+    with pytest.raises(ValueError, match=r"along no matrix of the sampler's; give Sampler\(steps=...\)"):
+        smooth(model, torch.full((1, 4, 1), nan), samples=2, sampler=sampler)
+
+
+def test_values_of_numpy_are_taken():
+    values = torch.tensor([[[1.0], [nan]]])
+    assert torch.equal(observe(values.numpy()).std, observe(values).std)
+
+
 def test_a_state_is_selected_by_sequence():
     state = (torch.arange(4), (torch.arange(4)[:, None], None))
     chosen = select_state(state, torch.tensor([2, 2, 0]))

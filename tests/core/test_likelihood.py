@@ -500,7 +500,7 @@ def test_absent_tokens_may_be_nan_and_others_may_not():
     missing = torch.zeros(3, 4, dtype=torch.bool)
     missing[:, 1] = True
     holes = x.masked_fill(missing[..., None], torch.nan)
-    with pytest.raises(ValueError, match=r"absent=x.isnan\(\)"):
+    with pytest.raises(ValueError, match=r"first in sequence 0, token 1: .* absent=~x.isfinite\(\)"):
         infer_level(process.denoiser(), SCHEDULE, holes)
     levels = [infer_level(process.denoiser(), SCHEDULE, values, missing) for values in (x, holes)]
     assert torch.equal(*levels)
@@ -631,6 +631,42 @@ def test_no_token_depends_on_later_ones(kind):
 def test_levels_that_are_no_levels_are_refused(k, words):
     with pytest.raises(ValueError, match=words):
         elbo(model("rnn"), SCHEDULE, tokens()[0], k)
+
+
+LIKELIHOODS = {"elbo": elbo, "log_likelihood": log_likelihood, "joint": joint_log_likelihood}
+
+
+@pytest.mark.parametrize("call", LIKELIHOODS.values(), ids=LIKELIHOODS)
+def test_tokens_that_count_are_finite_and_have_a_level_each(call):
+    """Or the answer would be NaN without a word, or speak of tensors that cannot be expanded."""
+    net, x = model("rnn"), tokens()[0]
+    for bad in (torch.nan, torch.inf):
+        holes, k = x.clone(), torch.zeros(x.shape[1], dtype=torch.long)
+        holes[1, 2] = bad
+        with pytest.raises(ValueError, match=rf"not absent, the first in sequence 1, token 2: give it level K={K}"):
+            call(net, SCHEDULE, holes)
+        k[2] = K
+        assert torch.isfinite(call(net, SCHEDULE, holes, k)).all()
+    with pytest.raises(ValueError, match=r"k is the level of each token, .* got \(3, 2\)"):
+        call(net, SCHEDULE, x, torch.zeros(3, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="add the missing axes"):
+        call(net, SCHEDULE, x[0])
+
+
+def test_an_average_is_of_one_draw_at_least():
+    with pytest.raises(ValueError, match="draws counts from 1; got 0"):
+        elbo(model("rnn"), SCHEDULE, tokens()[0], draws=0)
+
+
+@pytest.mark.parametrize("absent", [torch.zeros(1, 3).bool(), torch.zeros(3, 4)], ids=["shape", "type"])
+def test_absent_says_yes_or_no_of_each_token(absent):
+    with pytest.raises(ValueError, match=r"absent says of each token whether it is, as bool of shape \(4,\) or \(3, 4\)"):
+        infer_level(Gaussian(SCHEDULE, ar1(4, 0.9)).denoiser(), SCHEDULE, torch.randn(3, 4, 1), absent)
+
+
+def test_no_level_is_inferred_of_infinite_values():
+    with pytest.raises(ValueError, match="NaN or infinite values in tokens that are not absent"):
+        infer_level(Gaussian(SCHEDULE, ar1(4, 0.9)).denoiser(), SCHEDULE, torch.full((3, 4, 1), torch.inf))
 
 
 @pytest.mark.parametrize("ladder", [[0, 50, 100], [20, 100, K], [0, 100, 50, K]], ids=str)
