@@ -265,9 +265,8 @@ class Denoiser:
         self.model = model
         self.cond = cond
         self.state = state
-        self._prefilled: tuple[int, State, Tensor | None, State] | None = (
-            None  # number of sequences, state and condition it was made for, it
-        )
+        # Of how many sequences, of which state and condition; the prefilled state itself.
+        self._prefilled: tuple[int, State, Tensor | None, State] | None = None
 
     def __call__(self, x: Tensor, k: Tensor) -> Prediction:
         cond, state = self.bound(len(x))

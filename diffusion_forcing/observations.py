@@ -129,7 +129,10 @@ def interpolate(
     model: DiffusionForcing, first: Tensor, last: Tensor, length: int, *, samples: int = 100, sampler: Sampler = SAMPLER,
     particles: int | None = None, generator: Generator | None = None,
 ) -> Tensor:  # fmt: skip
-    """`length` tokens between known ones: (samples, b, length, *event). first, last: (b, tokens, *event), what comes before and after."""
+    """`length` tokens between known ones: (samples, b, length, *event). first, last: (b, tokens, *event), what comes before and after.
+
+    For a model with conditions use `infill`, with NaN between the two.
+    """
     check_counts(length=length)
     if first.ndim < 3 or first.shape[::2] != last.shape[::2] or first.shape[2:] != last.shape[2:] or not last.shape[1]:
         raise ValueError(f"first and last are tokens (batch, tokens, *event) of the same batch and event; got {tuple(first.shape)} and "
