@@ -157,6 +157,8 @@ def infer_level(
         return infer_level(model.model, schedule, x, absent, model.cond, candidates=candidates, threshold=threshold, generator=generator)
     b, t = x.shape[:2]
     choices = _choices(schedule, candidates).to(x.device)
+    if not threshold >= 0:
+        raise ValueError(f"threshold is what a doubted token must gain, 0 nats or more; got {threshold}")
     if absent is not None and (absent.dtype != torch.bool or absent.shape not in ((t,), (1, t), (b, t))):
         raise ValueError(f"absent says of each token whether it is, as bool of shape {(t,)} or {(b, t)}; got {absent.dtype} of shape "
                          f"{tuple(absent.shape)}")  # fmt: skip

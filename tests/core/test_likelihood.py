@@ -664,6 +664,12 @@ def test_absent_says_yes_or_no_of_each_token(absent):
         infer_level(Gaussian(SCHEDULE, ar1(4, 0.9)).denoiser(), SCHEDULE, torch.randn(3, 4, 1), absent)
 
 
+@pytest.mark.parametrize("threshold", [-1.0, torch.nan])
+def test_a_threshold_is_not_negative(threshold):
+    with pytest.raises(ValueError, match=rf"0 nats or more; got {threshold}"):
+        infer_level(Gaussian(SCHEDULE, ar1(4, 0.9)).denoiser(), SCHEDULE, torch.randn(3, 4, 1), threshold=threshold)
+
+
 def test_no_level_is_inferred_of_infinite_values():
     with pytest.raises(ValueError, match="NaN or infinite values in tokens that are not absent"):
         infer_level(Gaussian(SCHEDULE, ar1(4, 0.9)).denoiser(), SCHEDULE, torch.full((3, 4, 1), torch.inf))
