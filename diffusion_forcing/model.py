@@ -74,13 +74,16 @@ class DiffusionForcing(Pretrained):
 
     @property
     def causal(self) -> bool:
-        """Whether no prediction depends on later tokens: those of a causal network do where a linear constraint couples tokens."""
-        return self.traits.causal and self.preconditioning.constraint is None
+        """Whether predictions depend on earlier tokens only, and on no more of them than the state keeps.
+
+        A linear constraint couples the tokens of a causal network with later ones; a filter reads all earlier ones.
+        """
+        return self.traits.causal and self.preconditioning.constraint is None and self.preconditioning.smoother is None
 
     @property
     def prefills(self) -> bool:
         """Whether what a single next token needs of the past may be computed once for all of its steps."""
-        return self.traits.prefills and self.preconditioning.constraint is None
+        return self.traits.prefills and self.preconditioning.constraint is None and self.preconditioning.smoother is None
 
     @property
     def variance(self) -> Tensor | None:
@@ -200,6 +203,9 @@ class DiffusionForcing(Pretrained):
         return returned
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
+        if self.preconditioning.smoother is not None:
+            raise ValueError("a model with a Wiener smoother or filter reads each token at one level, so its past cannot have others; build it "
+                             "without one for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
         if not self.traits.separate_past:
             raise ValueError(
                 f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "

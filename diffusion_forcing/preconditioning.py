@@ -24,8 +24,8 @@ class Preconditioning(nn.Module):
     variance: of each number of a token, (*event). Noise is the same for all numbers; where their variances differ widely, the network
     reads and predicts in units in which each has variance 1 at every level. For v- and x0-prediction.
     variance_weighting: power of its variance by which each number counts in the loss; 0: all alike.
-    constraint: couples all tokens, so that the predictions of a causal network depend on later ones, too. smoother: for bidirectional
-    networks only.
+    constraint: couples all tokens, so that the predictions of a causal network depend on later ones, too. smoother: one that is causal,
+    a filter, for causal networks.
     """
 
     variance: Tensor | None
@@ -48,8 +48,8 @@ class Preconditioning(nn.Module):
             raise ValueError("variance is for predicting v or x0; with parameterization='eps' leave it out")
         if self.constraint is not None and self.variance is None:
             raise ValueError("a linear constraint corrects tokens in proportion to their posterior variance: it needs a variance")
-        if self.smoother is not None and causal:
-            raise ValueError("a Wiener smoother reads later tokens; leave it out of a causal model")
+        if self.smoother is not None and causal and not self.smoother.causal:
+            raise ValueError("a Wiener smoother reads later tokens; give a causal network a filter: WienerSmoother(..., causal=True)")
 
     def units(self, alpha: Tensor, sigma: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
         """Standard deviation of noisy tokens, and the amplitudes of signal and noise in units of it."""
@@ -126,7 +126,7 @@ class Preconditioning(nn.Module):
             "variance": None if self.variance is None else list(self.variance.shape),
             "variance_weighting": self.variance_weighting,
             "constraint": None if constraint is None else list(constraint.left.shape),
-            "smoother": None if smoother is None else {"shape": list(smoother.covariance.shape), "octaves": smoother.octaves},
+            "smoother": None if smoother is None else smoother.description(),
         }
 
     @classmethod
@@ -138,17 +138,18 @@ class Preconditioning(nn.Module):
             equations = LinearConstraint(torch.zeros(r, d), torch.zeros(r, d), torch.zeros(r), torch.ones(r))
         if smoother is not None:
             count, lags = smoother["shape"]
-            numbers = WienerSmoother(torch.zeros(count), torch.zeros(count, lags), smoother["octaves"])
+            numbers = WienerSmoother(torch.zeros(count), torch.zeros(count, lags), smoother["octaves"], smoother.get("causal", False))
         whole = None if variance is None else torch.ones(variance)
         return cls(whole, variance_weighting=variance_weighting, constraint=equations, smoother=numbers)
 
 
 class WienerSmoother(nn.Module):
-    """Wiener smoothing of some numbers of a token over the whole sequence, as additional input of a bidirectional network.
+    """Wiener smoothing, or filtering, of some numbers of a token over the sequence, as additional input of a network.
 
     Far from any known token a single noisy token carries little information; a dozen neighbours together carry a lot, since sequences are
     smooth. The linear estimate is known in closed form and slow to learn, so the network gets it and learns what is not linear.
 
+    causal: estimates given tokens up to their own (a filter, for causal networks) instead of all.
     index: (s,), which numbers; covariance: (s, lags), of each with itself so many tokens later. Features: the estimates in units of their
     standard deviation, and `octaves` of sines and cosines of each with the products of those of different numbers, in which any map of the
     plane is nearly linear. A wave shrinks with the variance of its estimate, to the expected sine of a Gaussian (the integrated positional
@@ -158,19 +159,24 @@ class WienerSmoother(nn.Module):
     index: Tensor
     covariance: Tensor
 
-    def __init__(self, index: Tensor, covariance: Tensor, octaves: int = 5) -> None:
+    def __init__(self, index: Tensor, covariance: Tensor, octaves: int = 5, causal: bool = False) -> None:
         super().__init__()
         self.register_buffer("index", index.long())
         self.register_buffer("covariance", covariance.float())
         self.octaves = octaves
+        self.causal = causal
+
+    def description(self) -> dict[str, Any]:
+        """Plain JSON from which one of the same shapes is made."""
+        return {"shape": list(self.covariance.shape), "octaves": self.octaves, "causal": self.causal}
 
     @classmethod
-    def fit(cls, tokens: Tensor, numbers: Sequence[int], octaves: int = 5) -> WienerSmoother:
+    def fit(cls, tokens: Tensor, numbers: Sequence[int], octaves: int = 5, causal: bool = False) -> WienerSmoother:
         """From tokens (n, t, d) of mean zero. numbers: which of a token's numbers to smooth."""
         n, t, _ = tokens.shape
         x = tokens[..., list(numbers)].double()
         lags = torch.stack([(x[:, : t - lag] * x[:, lag:]).sum((0, 1)) / (n * t) for lag in range(t)])  # biased: then it is a covariance
-        return cls(torch.tensor(list(numbers)), lags.T, octaves)
+        return cls(torch.tensor(list(numbers)), lags.T, octaves, causal)
 
     @property
     def width(self) -> int:
@@ -201,10 +207,17 @@ class WienerSmoother(nn.Module):
         signal, noise = alpha[:, None, :, 0], sigma[:, None, :, 0] / size.sqrt()[:, None]
         # Of alpha x + noise: alpha_i alpha_j C_ij + sigma_i^2, which is well conditioned at every level but 0; hence the small addition.
         observed_cov = signal[..., :, None] * signal[..., None, :] * prior + torch.diag_embed(noise**2 + 1e-3)
-        gain = torch.linalg.solve_ex(observed_cov, signal[..., None] * prior)[0]
         observed = (x[..., self.index] / size.sqrt()).transpose(1, 2)  # (b, s, t)
-        mean = (observed[..., None, :] @ gain)[..., 0, :]
-        variance = 1 - (signal[..., None] * prior * gain).sum(-2)
+        if self.causal:
+            # Innovations, each what its token adds to those before: an estimate sums them up to its own.
+            factor = torch.linalg.cholesky_ex(observed_cov)[0]
+            weight = torch.linalg.solve_triangular(factor, signal[..., None] * prior, upper=False).triu()
+            innovation = torch.linalg.solve_triangular(factor, observed[..., None], upper=False)
+            mean, variance = (weight * innovation).sum(-2), 1 - (weight**2).sum(-2)
+        else:
+            gain = torch.linalg.solve_ex(observed_cov, signal[..., None] * prior)[0]
+            mean = (observed[..., None, :] @ gain)[..., 0, :]
+            variance = 1 - (signal[..., None] * prior * gain).sum(-2)
         return mean.transpose(1, 2), variance.clamp(min=0).transpose(1, 2)
 
 

@@ -61,7 +61,7 @@ class ModelConfig:
     ) -> DiffusionForcing:  # fmt: skip
         """A new model for tokens of a shape, or of so many numbers, with conditions of `cond` numbers.
 
-        codec: makes the tokens; saved with the model. smoother: used by networks that are not causal. optional_cond: tokens may
+        codec: makes the tokens; saved with the model. smoother: causal networks take it as a filter. optional_cond: tokens may
         also have no condition.
         """
         traits = codec_traits(codec)
@@ -70,8 +70,8 @@ class ModelConfig:
         if self.variance_weighting and variance is None and codec is not None:
             raise ValueError("variance_weighting needs the variance of each number of a token, which this codec does not give, or which "
                              f"predicting eps cannot use; got {self.variance_weighting}, set --model.variance-weighting 0")  # fmt: skip
-        if self.backbone.causal:
-            smoother = None
+        if smoother is not None and self.backbone.causal:
+            smoother = WienerSmoother(smoother.index, smoother.covariance, smoother.octaves, causal=True)
         if variance is None:
             constraint = None
         cond += optional_cond + (smoother.width if smoother is not None else 0)
