@@ -76,13 +76,39 @@ def test_mixed_precision_leaves_guesses_alone():
     assert torch.equal(told, smoother(x, alpha, sigma))
 
 
-def test_a_causal_model_is_refused():
+def test_a_filter_is_a_smoother_of_the_tokens_so_far():
+    schedule, x = NoiseSchedule(linear(100)), walks(20)
+    k = torch.randint(1, 101, (20, T), generator=seeded(1))
+    k[:, 3] = 0
+    alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
+    smoother, causal = (WienerSmoother(torch.tensor([1]), COVARIANCE[None], causal=causal) for causal in (False, True))
+    mean, variance = causal.posterior(x, alpha, sigma)
+    for t in range(T):
+        whole_mean, whole_variance = smoother.posterior(x[:, : t + 1], alpha[:, : t + 1], sigma[:, : t + 1])
+        torch.testing.assert_close(mean[:, t], whole_mean[:, t], atol=1e-3, rtol=0)
+        torch.testing.assert_close(variance[:, t], whole_variance[:, t], atol=1e-3, rtol=0)
+
+
+def test_a_causal_network_takes_a_filter_and_no_smoother(tmp_path):
+    smoother, causal = (WienerSmoother(torch.tensor([1]), COVARIANCE[None], causal=causal) for causal in (False, True))
+    rnn, schedule = RNN(3, causal.width, hidden=16), NoiseSchedule(linear(1000))
     with pytest.raises(ValueError, match="reads later tokens"):
-        DiffusionForcing(
-            RNN(3, 11),
-            NoiseSchedule(linear(1000)),
-            preconditioning=Preconditioning(smoother=WienerSmoother(torch.tensor([1]), COVARIANCE[None])),
-        )
+        DiffusionForcing(rnn, schedule, preconditioning=Preconditioning(smoother=smoother))
+    model = DiffusionForcing(rnn, schedule, preconditioning=Preconditioning(torch.ones(3), smoother=causal))
+    torch.nn.init.normal_(rnn.proj_out.weight)
+    x, k = walks(3), torch.full((3, T), 400)
+    before = model.predict(x, k).x0
+    changed = x.clone()
+    changed[:, 7:] += 1.0
+    torch.testing.assert_close(model.predict(changed, k).x0[:, :7], before[:, :7], atol=1e-5, rtol=0)
+    assert (model.predict(changed, k).x0[:, 7] - before[:, 7]).abs().max() > 0.01
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(DiffusionForcing.from_pretrained(tmp_path).predict(x, k).x0, before)
+    assert not model.causal, "a state does not keep all tokens, which the filter reads"
+    with pytest.raises(ValueError, match="reads each token at one level"):
+        model(x, k, past=k)
+    with pytest.raises(ValueError, match="known tokens at level 0"):
+        model.predict(x, k, state=model.absorb(x))
 
 
 def test_how_unsure_a_guess_is_agrees_with_its_errors():

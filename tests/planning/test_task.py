@@ -110,7 +110,7 @@ def test_recipes_train_save_and_load(recipe, trained):
     assert model.traits.causal == (recipe != "maze2d-umaze")
     assert experiment.task.sampler.matrix == ("pyramid" if model.traits.causal else "full_sequence")
     assert model.preconditioning.constraint is not None
-    assert (model.preconditioning.smoother is None) == model.traits.causal
+    assert model.preconditioning.smoother.causal == model.traits.causal
     assert model.variance.shape == (24,)
     torch.testing.assert_close(model.variance, model.codec.variance)
     frames = torch.randn(1, 20, 6, generator=seeded(0))
