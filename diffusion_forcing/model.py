@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .backbones import Backbone, State, Traits, batch_of, repeat_state, traits_of
 from .checks import check_cond
 from .parameterization import Prediction, check_parameterization, target, with_x0
-from .preconditioning import Estimate, Preconditioning
+from .preconditioning import Estimate, Filtered, Preconditioning
 from .schedule import NoiseSchedule, expand
 from .serialization import Pretrained
 from .weighting import WEIGHTS, FusedSNR, Weight
@@ -20,11 +20,14 @@ from .weighting import WEIGHTS, FusedSNR, Weight
 Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all that a sampler sees of a model
 
 
-class Constrained(NamedTuple):
-    """The state of a model with a linear constraint: the network's, and the last committed token, which the next one must follow."""
+class Conditioned(NamedTuple):
+    """The state of a model with a linear constraint or a Wiener filter: the network's, the last committed token, which the next one must
+    follow, and the noisy tokens that the filter reads.
+    """
 
     state: State
-    last: Estimate
+    last: Estimate | None
+    filtered: Filtered | None
 
 
 class DiffusionForcing(Pretrained):
@@ -168,15 +171,22 @@ class DiffusionForcing(Pretrained):
                              "state), a tensor or a tuple of tensors, batch first (of width 0 if the past is of no use to it); or roll out "
                              "without a past, Context(memory=0)")  # fmt: skip
         prepared = self.preconditioning
-        if prepared.constraint is None:
+        if prepared.constraint is None and prepared.smoother is None:
             return new
-        before = state.last if isinstance(state, Constrained) else None
-        out = prepared.constrain(self.parameterization, out, x, alpha, sigma, before)
-        return Constrained(new, prepared.last_estimate(self.parameterization, out, x, alpha, sigma))
+        before, past = (state.last, state.filtered) if isinstance(state, Conditioned) else (None, None)
+        last = None
+        if prepared.constraint is not None:
+            out = prepared.constrain(self.parameterization, out, x, alpha, sigma, before)
+            last = prepared.last_estimate(self.parameterization, out, x, alpha, sigma)
+        return Conditioned(new, last, prepared.filtered(x, alpha, sigma, past))
 
-    def denoiser(self, cond: Tensor | None = None, state: State = None) -> Denoiser:
-        """The function (x, k) -> Prediction that samplers take, with condition and past bound."""
-        return Denoiser(self, cond, state)
+    def denoiser(self, cond: Tensor | None = None, state: State = None, *, cache: bool = False) -> Denoiser:
+        """The function (x, k) -> Prediction that samplers take, with condition and past bound.
+
+        cache: of a causal network, tokens that are clean up to the first noisy one are read once and not in every call: the same
+        predictions sooner, along a pyramid. No gradient reaches these tokens.
+        """
+        return Denoiser(self, cond, state, cache=cache)
 
     def prediction_from(self, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor) -> Prediction:
         """The prediction that the network's output stands for, of noisy tokens x at the given amplitudes."""
@@ -186,15 +196,16 @@ class DiffusionForcing(Pretrained):
     def _output(self, x: Tensor, k: Tensor, cond: Tensor, state: State) -> tuple[Tensor, State]:
         """The network's output for noisy tokens, which satisfies the linear constraint where there is one, and its state."""
         alpha, sigma = self._amplitudes(x, k)
-        before = state.last if isinstance(state, Constrained) else None
+        before = state.last if isinstance(state, Conditioned) else None
         out, new = self._run(x, k, cond, state, alpha, sigma)
         return self.preconditioning.constrain(self.parameterization, out, x, alpha, sigma, before), new
 
     def _run(self, x: Tensor, k: Tensor, cond: Tensor, state: State, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, State]:
         """What the backbone returns for noisy tokens: its output and its state."""
-        prepared = self.preconditioning
-        state = state.state if isinstance(state, Constrained) else state
-        returned = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond), state)
+        prepared, past = self.preconditioning, None
+        if isinstance(state, Conditioned):
+            state, past = state.state, state.filtered
+        returned = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond, past), state)
         if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
             parts = returned if isinstance(returned, tuple) else (returned,)
             got = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
@@ -219,7 +230,8 @@ class DiffusionForcing(Pretrained):
         return expand(self.schedule.alpha(k), x), expand(self.schedule.sigma(k), x)
 
     def _check_state(self, state: State) -> None:
-        if state is not None and self.preconditioning.smoother is not None:
+        smoother = self.preconditioning.smoother
+        if state is not None and smoother is not None and not smoother.causal:
             raise ValueError("a model with a smoother reads the whole sequence at once, of which a state keeps too little; give known "
                              "tokens at level 0 (`pin`) instead")  # fmt: skip
 
@@ -267,10 +279,13 @@ class Denoiser:
     Bound to b sequences it also takes n*b of them, n copies of each beside one another, as guidance by several draws asks.
     """
 
-    def __init__(self, model: DiffusionForcing, cond: Tensor | None = None, state: State = None) -> None:
+    def __init__(self, model: DiffusionForcing, cond: Tensor | None = None, state: State = None, *, cache: bool = False) -> None:
         self.model = model
         self.cond = cond
         self.state = state
+        self.cache = cache and model.traits.causal
+        # By number of sequences: their leading clean tokens, and the state after these.
+        self._clean: dict[int, tuple[Tensor, State]] = {}
         # Of how many sequences, of which state and condition; the prefilled state itself.
         self._prefilled: tuple[int, State, Tensor | None, State] | None = None
 
@@ -284,7 +299,23 @@ class Denoiser:
                 kept = len(x), self.state, self.cond, self.model.backbone.prefill(x, state, cond)  # type: ignore[attr-defined]
                 self._prefilled = kept
             state = kept[3]
-        return self.model.predict(x, k, cond, state)
+        clean = int((k == 0).all(0)[:-1].long().cumprod(0).sum()) if self.cache else 0
+        return self._after(clean, x, k, cond, state) if clean else self.model.predict(x, k, cond, state)
+
+    def _after(self, clean: int, x: Tensor, k: Tensor, cond: Tensor | None, state: State) -> Prediction:
+        """The prediction for tokens of which the first `clean` are, which are read only once."""
+        known, rest = x[:, :clean], slice(clean, None)
+        cond = self.model.read_cond(x, cond)
+        tokens, after = self._clean.get(len(x), (x[:, :0], state))
+        done = tokens.shape[1]
+        if done > clean or not torch.equal(tokens, known[:, :done]):
+            done, after = 0, state
+        if done < clean:
+            with torch.no_grad():
+                after = self.model.absorb(known[:, done:], cond[:, done:clean], after)
+            self._clean[len(x)] = known.detach().clone(), after
+        x0, eps, grad = self.model.predict(x[:, rest], k[:, rest], cond[:, rest], after)
+        return Prediction(torch.cat([known, x0], dim=1), torch.cat([torch.zeros_like(known), eps], dim=1), grad)
 
     def check(self, x: Tensor, k: Tensor) -> None:
         """Raise, as a call would, if tokens x at levels k (t,) do not go with the model or the condition."""

@@ -18,6 +18,14 @@ class Estimate(NamedTuple):
     posterior_variance: Tensor
 
 
+class Filtered(NamedTuple):
+    """Noisy tokens of the past, as a Wiener filter reads them: its numbers (b, n, s), amplitudes of signal and noise (b, n, 1)."""
+
+    numbers: Tensor
+    alpha: Tensor
+    sigma: Tensor
+
+
 class Preconditioning(nn.Module):
     """Scaling by variance, a linear constraint between tokens and Wiener features; each optional, and the identity by default.
 
@@ -66,11 +74,15 @@ class Preconditioning(nn.Module):
         """Clean tokens in units in which each number has variance 1."""
         return x if self.variance is None else x / self.variance.sqrt()
 
-    def build_cond(self, x: Tensor, alpha: Tensor, sigma: Tensor, cond: Tensor) -> Tensor:
-        """The condition with the smoother's features of the noisy tokens appended."""
+    def build_cond(self, x: Tensor, alpha: Tensor, sigma: Tensor, cond: Tensor, past: Filtered | None = None) -> Tensor:
+        """The condition with the smoother's features of the noisy tokens appended. past: the tokens before them, for a filter."""
         if self.smoother is None:
             return cond
-        return torch.cat([cond, self.smoother(x, _unbatched(alpha), _unbatched(sigma))], dim=-1)
+        return torch.cat([cond, self.smoother(x, _unbatched(alpha), _unbatched(sigma), past)], dim=-1)
+
+    def filtered(self, x: Tensor, alpha: Tensor, sigma: Tensor, past: Filtered | None = None) -> Filtered | None:
+        """The past of a filter, with noisy tokens x added."""
+        return None if self.smoother is None else self.smoother.remember(x, alpha, sigma, past)
 
     def constrain(
         self, parameterization: Parameterization, out: Tensor, x: Tensor, alpha: Tensor, sigma: Tensor, before: Estimate | None = None
@@ -183,10 +195,16 @@ class WienerSmoother(nn.Module):
         """Features of a token."""
         return len(self.index) + (1 + 2 * self.octaves) ** len(self.index) - 1
 
-    def forward(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-        """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1), or (1, t, 1) where all are alike. Returns features (b, t, width)."""
+    def forward(self, x: Tensor, alpha: Tensor, sigma: Tensor, past: Filtered | None = None) -> Tensor:
+        """x: noisy tokens (b, t, d); alpha, sigma: (b, t, 1), or (1, t, 1) where all are alike. past: of a filter, the tokens before them.
+        Returns features (b, t, width).
+        """
+        t, numbers = x.shape[1], x[..., self.index]
+        if past is not None:
+            numbers, alpha, sigma = self._join(past, numbers, alpha, sigma)
+            alpha, sigma = _unbatched(alpha), _unbatched(sigma)
         with torch.autocast(x.device.type, enabled=False):  # a system of equations: half precision would not solve it
-            mean, variance = self.posterior(x, alpha, sigma)
+            mean, variance = (part[:, -t:] for part in self.posterior(numbers, alpha, sigma))
         # Guidance differentiates through these features; the slope of the high octaves would swamp that of the estimate.
         frequency = torch.pi / 2 * 2.0 ** torch.arange(self.octaves, device=x.device)
         angle, faded = mean.detach()[..., None] * frequency, torch.exp(-0.5 * variance[..., None] * frequency**2)
@@ -196,18 +214,33 @@ class WienerSmoother(nn.Module):
             product = (product[..., None] * waves[..., number, None, :]).flatten(-2)
         return torch.cat([mean, product[..., 1:]], dim=-1)
 
-    def posterior(self, x: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-        """Posterior mean (b, t, s) and variance (b or 1, t, s) given the noisy tokens, in units of the numbers' standard deviation."""
-        t = x.shape[1]
+    def remember(self, x: Tensor, alpha: Tensor, sigma: Tensor, past: Filtered | None = None) -> Filtered:
+        """What a filter needs of the past after noisy tokens x (b, t, d): as many tokens as its covariance spans, one less."""
+        numbers = x[..., self.index].detach()
+        every = *numbers.shape[:2], 1
+        new = Filtered(numbers, alpha.expand(every), sigma.expand(every))
+        new = new if past is None else self._join(past, *new)
+        return Filtered(*(part[:, max(0, part.shape[1] - self.covariance.shape[1] + 1) :] for part in new))
+
+    def _join(self, past: Filtered, numbers: Tensor, alpha: Tensor, sigma: Tensor) -> Filtered:
+        """Tokens after a past, as much of which is kept as the covariance spans beside them."""
+        b, t, _ = numbers.shape
+        first = max(0, past.numbers.shape[1] + t - self.covariance.shape[1]) if t < self.covariance.shape[1] else 0
+        parts = zip(past, (numbers, alpha.expand(b, -1, -1), sigma.expand(b, -1, -1)), strict=True)
+        return Filtered(*(torch.cat([before[:, first:], now], dim=1) for before, now in parts))
+
+    def posterior(self, numbers: Tensor, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+        """Posterior mean (b, t, s) and variance (b or 1, t, s) given noisy numbers (b, t, s), in units of their standard deviation."""
+        t = numbers.shape[1]
         if t > self.covariance.shape[1]:
             raise ValueError(f"the smoother was fitted to sequences of {self.covariance.shape[1]} tokens; got {t}: use shorter sequences")
         size = self.covariance[:, 0]
-        offset = (torch.arange(t, device=x.device)[:, None] - torch.arange(t, device=x.device)).abs()
+        offset = (torch.arange(t, device=numbers.device)[:, None] - torch.arange(t, device=numbers.device)).abs()
         prior = self.covariance[:, offset] / size[:, None, None]  # (s, t, t)
         signal, noise = alpha[:, None, :, 0], sigma[:, None, :, 0] / size.sqrt()[:, None]
         # Of alpha x + noise: alpha_i alpha_j C_ij + sigma_i^2, which is well conditioned at every level but 0; hence the small addition.
         observed_cov = signal[..., :, None] * signal[..., None, :] * prior + torch.diag_embed(noise**2 + 1e-3)
-        observed = (x[..., self.index] / size.sqrt()).transpose(1, 2)  # (b, s, t)
+        observed = (numbers / size.sqrt()).transpose(1, 2)  # (b, s, t)
         if self.causal:
             # Innovations, each what its token adds to those before: an estimate sums them up to its own.
             factor = torch.linalg.cholesky_ex(observed_cov)[0]

@@ -260,7 +260,7 @@ class PlanningAgent(Policy):
         matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
         reward = self._reward(problem)
         token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
-        denoise: Any = self.model.denoiser()
+        denoise: Any = self.model.denoiser(cache=True)
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
