@@ -225,7 +225,7 @@ class WienerSmoother(nn.Module):
     def _join(self, past: Filtered, numbers: Tensor, alpha: Tensor, sigma: Tensor) -> Filtered:
         """Tokens after a past, as much of which is kept as the covariance spans beside them."""
         b, t, _ = numbers.shape
-        first = max(0, past.numbers.shape[1] + t - self.covariance.shape[1]) if t < self.covariance.shape[1] else 0
+        first = max(0, past.numbers.shape[1] + t - self.covariance.shape[1])
         parts = zip(past, (numbers, alpha.expand(b, -1, -1), sigma.expand(b, -1, -1)), strict=True)
         return Filtered(*(torch.cat([before[:, first:], now], dim=1) for before, now in parts))
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from oracles import seeded
 
-from diffusion_forcing import DiffusionForcing, NoiseSchedule, Transformer, linear
+from diffusion_forcing import DiffusionForcing, NoiseSchedule, Sampler, Transformer, guide, linear, pyramid, rollout, sample
 from diffusion_forcing.backbones import RNN
 from diffusion_forcing.codecs import Rotate
-from diffusion_forcing.preconditioning import Preconditioning, WienerSmoother
+from diffusion_forcing.preconditioning import LinearConstraint, Preconditioning, WienerSmoother
 
 T = 12
 COVARIANCE = 9.0 * 0.8 ** torch.arange(T)  # of a process that forgets a fifth a step
@@ -82,9 +82,9 @@ def test_a_filter_is_a_smoother_of_the_tokens_so_far():
     k[:, 3] = 0
     alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
     smoother, causal = (WienerSmoother(torch.tensor([1]), COVARIANCE[None], causal=causal) for causal in (False, True))
-    mean, variance = causal.posterior(x, alpha, sigma)
+    mean, variance = causal.posterior(x[..., 1:2], alpha, sigma)
     for t in range(T):
-        whole_mean, whole_variance = smoother.posterior(x[:, : t + 1], alpha[:, : t + 1], sigma[:, : t + 1])
+        whole_mean, whole_variance = smoother.posterior(x[:, : t + 1, 1:2], alpha[:, : t + 1], sigma[:, : t + 1])
         torch.testing.assert_close(mean[:, t], whole_mean[:, t], atol=1e-3, rtol=0)
         torch.testing.assert_close(variance[:, t], whole_variance[:, t], atol=1e-3, rtol=0)
 
@@ -104,11 +104,78 @@ def test_a_causal_network_takes_a_filter_and_no_smoother(tmp_path):
     assert (model.predict(changed, k).x0[:, 7] - before[:, 7]).abs().max() > 0.01
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(DiffusionForcing.from_pretrained(tmp_path).predict(x, k).x0, before)
-    assert not model.causal, "a state does not keep all tokens, which the filter reads"
+    assert not model.causal, "the orders of a causal model know nothing of the filter"
     with pytest.raises(ValueError, match="reads each token at one level"):
         model(x, k, past=k)
-    with pytest.raises(ValueError, match="known tokens at level 0"):
-        model.predict(x, k, state=model.absorb(x))
+
+
+def filtering(backbone, constrained=True):
+    """A causal model with a Wiener filter and, mostly, a linear constraint."""
+    generator = seeded(3)
+    numbers = WienerSmoother(torch.tensor([1]), COVARIANCE[None], octaves=2, causal=True)
+    network = RNN(3, numbers.width, hidden=16) if backbone == "rnn" else Transformer(3, numbers.width, hidden=16, layers=2, heads=2)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    left, right = torch.randn(2, 2, 3, generator=generator)
+    law = LinearConstraint(left, right, torch.zeros(2), torch.full((2,), 1e-3)) if constrained else None
+    prepared = Preconditioning(torch.tensor([1.0, 9.0, 1.0]), constraint=law, smoother=numbers)
+    return DiffusionForcing(network, NoiseSchedule(linear(1000)), preconditioning=prepared).requires_grad_(False)
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+@pytest.mark.parametrize("backbone", ["rnn", "transformer"])
+def test_a_filter_goes_on_where_its_past_ended(backbone, constrained):
+    model, x = filtering(backbone, constrained), walks(3)
+    k = torch.randint(1, 1001, (3, T), generator=seeded(1))
+    k[:, :5] = 0
+    whole, state = model.predict(x, k), None
+    for tokens in (slice(0, 2), slice(2, 5)):  # in two pieces
+        state = model.absorb(x[:, tokens], None, state)
+    rest = model.predict(x[:, 5:], k[:, 5:], None, state)
+    for a, b in zip(rest[:2], whole[:2], strict=True):
+        torch.testing.assert_close(a, b[:, 5:], atol=2e-3, rtol=1e-3)
+
+
+def test_a_filter_forgets_what_its_covariance_does_not_span():
+    model, x = filtering("rnn"), walks(2)
+    state = model.absorb(x, None, model.absorb(x))
+    assert state.filtered.numbers.shape == (2, T - 1, 1)
+    assert torch.isfinite(model.predict(x, torch.full((2, T), 500), None, state).x0).all()
+    sampler = Sampler(steps=4, matrix="pyramid").over(model.schedule, 4)
+    assert torch.isfinite(rollout(model, sampler, 30, x, generator=seeded(0))).all()
+
+
+@pytest.mark.parametrize("backbone", ["rnn", "transformer"])
+def test_a_cache_of_clean_tokens_changes_no_prediction(backbone):
+    model, x = filtering(backbone), walks(4)
+    denoise, plain = model.denoiser(cache=True), model.denoiser()
+    k = torch.full((4, T), 600)
+    k[:, 8:] = 1000
+    calls = []
+    read = model.absorb
+    model.absorb = lambda tokens, *rest: calls.append(tokens.shape[:2]) or read(tokens, *rest)  # type: ignore[method-assign]
+    for clean in (0, 2, 3, 3, T):  # as along a pyramid
+        k[:, :clean] = 0
+        for a, b in zip(denoise(x, k)[0:1], plain(x, k)[0:1], strict=True):
+            torch.testing.assert_close(a, b, atol=2e-3, rtol=1e-3)
+    assert calls == [(4, 2), (4, 1), (4, T - 1 - 3)], "each clean token is read once"
+    changed = x.clone()
+    changed[:, 0] += 1
+    k[:, 3:] = 500
+    torch.testing.assert_close(denoise(changed, k).x0, plain(changed, k).x0, atol=2e-3, rtol=1e-3)
+    k[0, 1] = 100  # one sequence's second token is not clean, so the others' is not taken for clean either
+    torch.testing.assert_close(denoise(x, k).x0, plain(x, k).x0, atol=2e-3, rtol=1e-3)
+    twice = x.repeat_interleave(2, dim=0), k.repeat_interleave(2, dim=0)
+    torch.testing.assert_close(denoise(*twice).x0, plain(*twice).x0, atol=2e-3, rtol=1e-3)
+
+
+def test_a_cache_of_clean_tokens_leaves_guidance_alone():
+    model, x = filtering("rnn"), walks(4)
+    matrix = pyramid(T, model.schedule.ladder(5))
+    matrix[:, 0] = 0
+    reward = lambda tokens: -(tokens[:, -1] ** 2).sum(-1)  # noqa: E731
+    plans = [sample(guide(model.denoiser(cache=cache), model.schedule, reward, 0.1), model.schedule, x, matrix) for cache in (False, True)]
+    torch.testing.assert_close(*plans, atol=1e-2, rtol=1e-2)
 
 
 def test_how_unsure_a_guess_is_agrees_with_its_errors():
@@ -118,7 +185,7 @@ def test_how_unsure_a_guess_is_agrees_with_its_errors():
         k[:, 0] = 0
         alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
         noisy = alpha * x + sigma * torch.randn(x.shape, generator=seeded(2))
-        mean, variance = WienerSmoother(torch.tensor([1]), COVARIANCE[None]).posterior(noisy, alpha, sigma)
+        mean, variance = WienerSmoother(torch.tensor([1]), COVARIANCE[None]).posterior(noisy[..., 1:2], alpha, sigma)
         error = ((mean[..., 0] - x[..., 1] / 3) ** 2).mean(0)
         torch.testing.assert_close(error, variance[0, :, 0], atol=0.02, rtol=0.1)
 
