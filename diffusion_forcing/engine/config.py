@@ -23,6 +23,7 @@ from ..registry import load
 from ..schedule import CURVES, LEVELS, NoiseSchedule
 from ..weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
 from .objective import OBJECTIVES, Denoising, Objective
+from .precision import Precision
 from .task import TASKS, Task
 
 T = TypeVar("T")
@@ -146,8 +147,8 @@ class TrainConfig:
     """Seconds between checkpoints."""
     log_every: int = 20
     """Steps between lines of the log."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Mixed precision, on CUDA only."""
+    precision: Precision = "float32"
+    """Mixed precision. auto: bfloat16 on devices (CUDA, some CPUs) that are quick in it, otherwise float32. float16: on CUDA only."""
     compile: bool = False
     """Compile the network with torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

@@ -39,7 +39,7 @@ def maze2d(maze: Any, backbone: str = "transformer") -> Experiment:
         return _paper(maze)
     train = TrainConfig(
         steps=None, minutes=MINUTES[maze], batch=32, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=500,
-        log_every=100,
+        log_every=100, precision="auto",
     )  # fmt: skip
     network = NETWORKS[backbone]
     sampler = dataclasses.replace(PLAN_SAMPLER, matrix="pyramid") if network.causal else PLAN_SAMPLER
