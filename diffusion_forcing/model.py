@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,8 @@ class DiffusionForcing(Pretrained):
         self.preconditioning = preconditioning or Preconditioning()
         self.preconditioning.check(parameterization, self.traits.causal)
         self.optional_cond = optional_cond
+        self.autocast: torch.dtype | None = None
+        """Format in which predictions compute the backbone, such as torch.bfloat16; None: that of its weights. Not saved."""
         smoother, reads = self.preconditioning.smoother, self.traits.cond
         self.cond_width = None if reads is None else reads - optional_cond - (0 if smoother is None else smoother.width)
         """Numbers of a token's condition; None where the backbone does not declare what it reads."""
@@ -205,13 +208,16 @@ class DiffusionForcing(Pretrained):
         prepared, past = self.preconditioning, None
         if isinstance(state, Conditioned):
             state, past = state.state, state.filtered
-        returned = self.backbone(prepared.scale(x, alpha, sigma), k, prepared.build_cond(x, alpha, sigma, cond, past), state)
+        scaled, cond = prepared.scale(x, alpha, sigma), prepared.build_cond(x, alpha, sigma, cond, past)
+        with nullcontext() if self.autocast is None else torch.autocast(x.device.type, self.autocast):
+            returned = self.backbone(scaled, k, cond, state)
         if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
             parts = returned if isinstance(returned, tuple) else (returned,)
             got = ", ".join(str(tuple(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts)
             raise ValueError(f"{type(self.backbone).__name__} should return (out, state), out of its tokens' shape {tuple(x.shape)} and "
                              f"state None if it keeps nothing; it returned {got}. check_backbone(network) tries it out")  # fmt: skip
-        return returned
+        out, new = returned
+        return (out if self.autocast is None else out.to(x.dtype)), new
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         if self.preconditioning.smoother is not None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ..codecs import Chain
+from ..engine.precision import resolve
 from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import guide
@@ -35,6 +36,8 @@ from .tokens import present_frames
 
 Frames = NDArray[np.float32]
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, levels), see `sampling.sample`
+LARGE = 256
+"""Tokens of a batch of plans from which on the network computes in bfloat16 on CPUs that are quick in it. Smaller ones gain nothing."""
 ATTEMPTS = 3
 """Times that a plan is sampled before a ball gives up."""
 
@@ -253,6 +256,8 @@ class PlanningAgent(Policy):
         """One guided sample of plans (m, t, 6); of several candidates the one with the highest reward."""
         options, schedule = self.options, self.model.schedule
         context = self._context(problem).repeat_interleave(options.candidates, dim=0)
+        large = len(context) * length * options.draws >= LARGE
+        self.model.autocast = torch.bfloat16 if large and resolve("auto", "cpu") == "bfloat16" else None
         known = context.shape[1]
         noise = self.sampler.temperature * torch.randn(len(context), length, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
