@@ -1,8 +1,8 @@
 """A recipe and a task of your own. From this folder:
 
 dforce train own_recipe:build
-dforce eval runs/own_recipe.build
-dforce sample runs/own_recipe.build --task.slope 0
+dforce eval runs/own_recipe.build --recipe own_recipe:build
+dforce sample runs/own_recipe.build --recipe own_recipe:build --task.slope 0
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ from ..registry import load
 from .config import Experiment
 from .distributed import check_device
 from .log import progress_bar
+from .objective import OBJECTIVES
 from .options import HELP_ALL, parse
 from .pretrained import load_pretrained, model_folder, pretrained_names, run_folder
 from .recipes import BASELINES, RECIPES, build, find, run_name
 from .report import write_report
 from .run import load_run, open_run, save_evaluation
-from .task import Table, Task
+from .task import TASKS, Table, Task
 from .train import Diverged, check, train
 
 console = Console(soft_wrap=True, emoji=False)
@@ -65,6 +66,8 @@ class RunOptions:
     """Where to sample: cpu, or cuda for tasks that support it (video)."""
     backbone: str | None = None
     """For a network of your own, module:name: a class, or a function without arguments that returns the network."""
+    recipe: str | None = None
+    """For a task or objective of your own, module:function: the recipe that was trained."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,11 @@ def train_recipe(words: list[str]) -> int:
         saved = f"at step {result.step:,}; all is saved. Resume it with" if result.step else "before the first step. Start again with"
         console.print(f"interrupted {saved}: [bold]{escape(again)}[/]", soft_wrap=True)
         return 130
+    own = {type(experiment.task).__name__, type(experiment.objective).__name__} - {*TASKS, *OBJECTIVES}
+    opened = shlex.join([str(folder), *(("--recipe", name) if own else ())])
     console.print(
         f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-        f"Next: [bold]dforce eval {folder}[/]",
+        f"Next: [bold]dforce eval {escape(opened)}[/]",
         soft_wrap=True,
     )
     return 0
@@ -206,7 +211,7 @@ def evaluate_run(words: list[str]) -> int:
     figures = folder / "figures"
     figures.mkdir(exist_ok=True)
     samples = task.default_samples if options.samples is None else _counted(options.samples)
-    others = _others(options.against, task, options.device)
+    others = _others(options, task)
     with progress_bar() as progress:
         if others:
             evaluation = task.compare(model, others, figures, samples=samples, seed=options.seed, progress=progress)
@@ -296,7 +301,7 @@ def parse_run(kind: Any, words: list[str], prog: str) -> tuple[Any, Task, Diffus
     if "--pretrained" in words:
         experiment, model, folder = load_pretrained(words[0])
     else:
-        experiment, model = load_run(folder, backbone=_option(words, "--backbone"))
+        experiment, model = load_run(folder, _option(words, "--backbone"), _option(words, "--recipe") or ())
     task: Any = experiment.task
     whole = dataclasses.make_dataclass(kind.__name__, [_part("task", task)], bases=(kind,), frozen=True, kw_only=True)
     options = parse(whole, _spelled(words, task), prog, kind.__doc__, {"task": task.main_options})
@@ -313,17 +318,17 @@ def _option(words: list[str], name: str) -> str | None:
     return values[-1] if values else None
 
 
-def _others(runs: tuple[Path, ...], task: Task, device: str) -> dict[str, tuple[Task, DiffusionForcing]]:
+def _others(options: EvalOptions, task: Task) -> dict[str, tuple[Task, DiffusionForcing]]:
     """Tasks and models of other runs by name."""
     others: dict[str, tuple[Task, DiffusionForcing]] = {}
-    for path in runs:
-        experiment, model = load_run(run_folder(path))
+    for path in options.against:
+        experiment, model = load_run(run_folder(path), classes=options.recipe or ())
         if type(experiment.task) is not type(task):
             raise ValueError(
                 f"{path} is a run of {type(experiment.task).__name__}, this one of {type(task).__name__}; compare like with like"
             )
         name = path.resolve().name
-        others[name if name not in others else str(path)] = experiment.task, model.to(device)
+        others[name if name not in others else str(path)] = experiment.task, model.to(options.device)
     return others
 
 

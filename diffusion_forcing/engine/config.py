@@ -224,7 +224,7 @@ def from_dict(kind: Any, data: Any, path: str = "config", classes: tuple[type, .
     options = _by_name(OPEN[kind], data, classes) if kind in OPEN else _dataclasses_in(kind)
     if not options or (data is None and type(None) in typing.get_args(kind)):
         return _plain(kind, data, path)
-    if not isinstance(data, dict) or data.get("kind") not in options:
+    if not isinstance(data, dict) or not isinstance(data.get("kind"), str) or data["kind"] not in options:
         got = data.get("kind") if isinstance(data, dict) else data
         raise ValueError(f"{path} should be one of {', '.join(sorted(options))}; got {got!r}")
     cls = options[data["kind"]]
@@ -240,13 +240,14 @@ def from_dict(kind: Any, data: Any, path: str = "config", classes: tuple[type, .
 
 
 OPEN: dict[Any, dict[str, str]] = {Task: TASKS, Objective: OBJECTIVES}
-"""Protocols whose classes are found by name: ours in tables, others by the module of the recipe (see `run.load_run`)."""
+"""Protocols whose classes are found by name: ours in tables, others among those handed over (see `run.load_run`)."""
 
 
 def _by_name(table: dict[str, str], data: Any, classes: tuple[type, ...]) -> dict[str, Any]:
     """Classes by their names. Ours are names only, but for the one that the data name."""
     kind = data.get("kind") if isinstance(data, dict) else None
-    return {**table, **({kind: load(table[kind])} if kind in table else {}), **{cls.__name__: cls for cls in classes}}
+    ours = {kind: load(table[kind])} if isinstance(kind, str) and kind in table else {}
+    return {**table, **ours, **{cls.__name__: cls for cls in classes}}
 
 
 def _plain(kind: Any, data: Any, path: str) -> Any:

@@ -27,7 +27,7 @@ from ..windows import Source
 from .begin import check, new_model
 from .config import Experiment, GivenModel, ModelConfig, TrainConfig
 from .evaluation import default_sampler
-from .objective import Denoising, Objective
+from .objective import OBJECTIVES, Denoising, Objective
 from .pretrained import model_folder
 from .run import FIT, open_run
 from .sequences import LONGEST, MOST_BYTES, Ragged, Sequences, digest, gather, hold_out, kept_of, normalizer, write
@@ -90,9 +90,9 @@ def fit(
     experiment = Experiment(task, described, config, objective, folder.name)
     check(experiment)
     _try_out(network, data, objective)
-    main = os.environ.get("RANK", "0") == "0"
+    main, own = os.environ.get("RANK", "0") == "0", _own_classes(experiment, network)
     if main:
-        open_run(folder, FIT, experiment, _command(), facts=_own_classes(task, network))
+        open_run(folder, FIT, experiment, _command(), facts=own)
         if kept:
             write(folder / "data.safetensors", **kept)
         if not config.quiet:
@@ -104,8 +104,11 @@ def fit(
     else:
         fill(network, folder / "model" / WEIGHTS_FILE)
     if main and not config.quiet:
-        print(f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-              f"Next: dforce eval {folder}", flush=True)  # fmt: skip
+        print(
+            f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
+            f"Next: {shlex.join(['dforce', 'eval', str(folder), *(word for name in own for word in (f'--{name}', own[name]))])}",
+            flush=True,
+        )
     return Fit(network.eval(), folder, result)
 
 
@@ -245,10 +248,13 @@ def _try_out(model: DiffusionForcing, data: TaskData, objective: Objective) -> N
         )
 
 
-def _own_classes(task: Task, model: DiffusionForcing) -> dict[str, str]:
-    """Where classes that are none of ours stand, so that the run can say what to type, or find its task, when it is opened."""
+def _own_classes(experiment: Experiment, model: DiffusionForcing) -> dict[str, str]:
+    """Options by which a command that opens the run is told of classes that are none of ours: their names, and where the classes stand."""
     facts = {"backbone": _reference(type(model.backbone))} if describe(model)["backbone"]["kind"] == "custom" else {}
-    return facts if type(task).__name__ in TASKS else {**facts, "recipe": _reference(type(task))}
+    for part, table in ((experiment.objective, OBJECTIVES), (experiment.task, TASKS)):
+        if type(part).__name__ not in table:
+            facts["recipe"] = _reference(type(part))
+    return facts
 
 
 def _reference(kind: type) -> str:

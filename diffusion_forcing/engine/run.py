@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,9 @@ from ..files import write_atomically
 from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, read_config
 from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
-from .objective import OBJECTIVES
+from .objective import OBJECTIVES, Objective
 from .recipes import find, import_own
-from .task import TASKS, Evaluation
+from .task import TASKS, Evaluation, Task
 
 CONFIG, ABOUT, EVALUATION = "config.json", "run.json", "eval.json"
 # A run may be resumed with another budget, on another machine or to be evaluated otherwise; anything else would be another experiment.
@@ -93,9 +96,14 @@ def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
     }
 
 
-def load_run(folder: str | Path, backbone: nn.Module | str | None = None) -> tuple[Experiment, DiffusionForcing]:
-    """A run's experiment and trained model. backbone: where the run used a network of your own class, one such, which gets the saved
-    weights, or where to import it from, "module:name" (see `own_backbone`).
+def load_run(
+    folder: str | Path, backbone: nn.Module | str | None = None, classes: Sequence[type] | str = ()
+) -> tuple[Experiment, DiffusionForcing]:
+    """A run's experiment and trained model. What a file names is looked up among our own and the arguments, never imported.
+
+    backbone: where the run used a network of your own class, one such, which gets the saved weights, or where to import it from,
+    "module:name" (see `own_backbone`). classes: where its task or objective is of a class of your own, these classes, or where to import
+    the recipe from that names them, "module:function". Only text that a user typed may be passed for either.
     """
     folder = Path(folder)
     if (folder / WEIGHTS_FILE).exists() and (folder.parent / CONFIG).exists():
@@ -104,16 +112,45 @@ def load_run(folder: str | Path, backbone: nn.Module | str | None = None) -> tup
         known = sorted(path.parent.name for path in Path("runs").glob(f"*/{CONFIG}"))
         hint = f"there are {', '.join(known)} under runs/" if known else "`dforce train RECIPE` makes one under runs/"
         raise FileNotFoundError(f"{folder} is not a run (it has no {CONFIG}); {hint}")
-    experiment = load_experiment(folder / CONFIG, _classes_of(folder))
+    known_classes = own_classes(classes) if isinstance(classes, str) else tuple(classes)
+    _check_classes(folder, known_classes)
+    experiment = load_experiment(folder / CONFIG, known_classes)
     if not (folder / "model").exists():
         raise FileNotFoundError(f"{folder} has no trained model yet; run its training to the end, or stop it with Ctrl-C to save one")
     if backbone is None and _network_of(folder).get("kind") == "custom":
-        about = read_json(folder / ABOUT) if (folder / ABOUT).exists() else {}
         raise ValueError(f"{folder} uses a network of your own, and opening a run imports nothing that a file names: add --backbone "
-                         f"{about.get('backbone', 'module:Class')} (that class, or a function without arguments that returns the network), "
-                         "or call load_run(folder, backbone=...)")  # fmt: skip
+                         f"{_said(folder, 'backbone', 'module:Class')} (that class, or a function without arguments that returns the "
+                         "network), or call load_run(folder, backbone=...)")  # fmt: skip
     network = own_backbone(backbone, folder) if isinstance(backbone, str) else backbone
     return replace(experiment, task=experiment.task.within(folder)), DiffusionForcing.from_pretrained(folder / "model", backbone=network)
+
+
+def own_classes(reference: str) -> tuple[type, ...]:
+    """Tasks and objectives that the module of a recipe names, of the recipe that a user names as `module:function`. Calls nothing."""
+    import_own(reference, "--recipe")
+    named = vars(sys.modules[reference.partition(":")[0]]).values()
+    return tuple(one for one in named if isinstance(one, type) and dataclasses.is_dataclass(one) and {Task, Objective} & {*one.__mro__})
+
+
+def _check_classes(folder: Path, classes: tuple[type, ...]) -> None:
+    """Refuse a run whose task or objective is neither ours nor among the classes."""
+    config, names = read_json(folder / CONFIG), {cls.__name__ for cls in classes}
+    for part, table in (("task", TASKS), ("objective", OBJECTIVES)):
+        described = config.get(part) if isinstance(config, dict) else None
+        kind = described.get("kind") if isinstance(described, dict) else None
+        if isinstance(kind, str) and kind not in table and kind not in names:
+            raise ValueError(
+                f"the {part} of {folder} is of a class {kind[:80]!r}, which is none of {', '.join((*table, *sorted(names - {*table})))}, and "
+                f"opening a run imports nothing that a file names. If it is yours, add --recipe {_said(folder, 'recipe', 'module:function')} "
+                f"(its module must name {kind[:80]}), or call load_run(folder, classes=[...])"
+            )
+
+
+def _said(folder: Path, what: str, otherwise: str) -> str:
+    """What run.json says is to be typed, if it looks like "module:name" and like nothing else; never imported here."""
+    about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    reference = about.get(what) if isinstance(about, dict) else None
+    return reference if isinstance(reference, str) and re.fullmatch(r"\w[\w.]{0,200}:\w{1,100}", reference) else otherwise
 
 
 def own_backbone(reference: str, folder: Path) -> nn.Module:
@@ -137,27 +174,6 @@ def _network_of(folder: Path) -> dict[str, Any]:
     file = folder / "model" / CONFIG
     network = read_config(file).get("backbone") if file.is_file() else None
     return network if isinstance(network, dict) else {}
-
-
-def _classes_of(folder: Path) -> tuple[type, ...]:
-    """Classes of a run's task and objective that are none of ours: found by name in its recipe's module, of which nothing is called."""
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict):
-        return ()
-    parts = [(config.get(part), table) for part, table in (("task", TASKS), ("objective", OBJECTIVES))]
-    kinds = [str(part.get("kind")) for part, table in parts if isinstance(part, dict) and part.get("kind") not in table]
-    recipe = str(read_json(folder / ABOUT).get("recipe", "")) if kinds and (folder / ABOUT).exists() else ""
-    if ":" not in recipe:
-        return ()
-    find(recipe)
-    module = sys.modules[recipe.partition(":")[0]]
-    classes = []
-    for kind in kinds:
-        cls = vars(module).get(kind)
-        if not isinstance(cls, type):
-            raise ValueError(f"the run {folder} uses a class {kind}, which {module.__name__} does not name; import it there")
-        classes.append(cls)
-    return tuple(classes)
 
 
 def save_evaluation(folder: Path, evaluation: Evaluation, **facts: Any) -> dict[str, Any]:

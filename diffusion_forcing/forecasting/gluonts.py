@@ -141,7 +141,7 @@ class DiffusionForcingPredictor(Predictor):
 
     @classmethod
     def deserialize(cls, path: Path, **_: Any) -> DiffusionForcingPredictor:
-        """The inverse of serialize; `Predictor.deserialize(path)` finds it too."""
+        """The inverse of serialize. GluonTS's own `Predictor.deserialize(path)` finds it too, but imports any class that a file names."""
         config = json.loads((path / "predictor.json").read_text())
         return cls(
             SeriesModel.load(path), config["freq"], config["target_dim"], tuple(config["names"]), Sampler(**config["sampler"]),

@@ -78,18 +78,19 @@ class PlanningAgent(Policy):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, *, sampler: Sampler | None = None, options: PlanOptions | None = None, seed: int = 0
-    ) -> PlanningAgent:
+        cls, path: str | Path, *, sampler: Sampler | None = None, options: PlanOptions | None = None, seed: int = 0,
+        task: type | None = None,
+    ) -> PlanningAgent:  # fmt: skip
         """From a run of `dforce train maze2d-...`, or by the name of a pretrained model such as "maze2d-medium".
 
-        sampler, options: None for those of the run.
+        sampler, options: None for those of the run. task: your own class of task, where the run was trained with one.
         """
-        experiment, model = load_run(run_folder(path))
-        task: Any = experiment.task
-        plan = getattr(task, "plan", None)
+        experiment, model = load_run(run_folder(path), classes=() if task is None else (task,))
+        trained: Any = experiment.task
+        plan = getattr(trained, "plan", None)
         if not isinstance(plan, PlanOptions):
-            raise ValueError(f"{path} was trained for {type(task).__name__}, not for planning; train `dforce train maze2d-medium`")
-        return cls(model, task.maze, sampler=sampler or task.sampler, options=options or plan, seed=seed)
+            raise ValueError(f"{path} was trained for {type(trained).__name__}, not for planning; train `dforce train maze2d-medium`")
+        return cls(model, trained.maze, sampler=sampler or trained.sampler, options=options or plan, seed=seed)
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
         """Begin episodes of `number` balls, `steps` long (None: the maze's own length)."""

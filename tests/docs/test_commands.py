@@ -55,7 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         known[str(folder)] = experiment
         raise Parsed
 
-    def load_run(folder: Path, backbone: str | None = None) -> Any:
+    def load_run(folder: Path, backbone: str | None = None, classes: Any = ()) -> Any:
         recipes = [name for name in RECIPES if Path(folder).name.startswith(name)]
         if str(folder) not in known and not recipes:
             raise ValueError(f"no command before says what {folder} is")

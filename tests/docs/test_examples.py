@@ -18,7 +18,10 @@ def test_own_recipe_trains_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     small = ["--train.steps", "2", "--train.batch", "4", "--task.sequences", "8", "--runs", "runs"]
-    for words in (["train", "own_recipe:build", *small], ["eval", "runs/own_recipe.build", "--samples", "8"]):
+    for words in (
+        ["train", "own_recipe:build", *small],
+        ["eval", "runs/own_recipe.build", "--recipe", "own_recipe:build", "--samples", "8"],
+    ):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 0, words

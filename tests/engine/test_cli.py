@@ -429,12 +429,14 @@ def test_a_recipe_of_ones_own_trains_evaluates_samples_and_reports(here, capsys)
     assert "Walks of my own." in help_text
     assert dforce("train", "my_walks:walks", "--task.number", "9", "--train.steps", "3") == 0
     run = "runs/my_walks.walks"
-    assert f"dforce eval {run}" in output_of(capsys)[0]
-    assert dforce("eval", run, "--json", "numbers.json") == 0
+    assert f"dforce eval {run} --recipe my_walks:walks" in output_of(capsys)[0]
+    assert dforce("eval", run) == 2
+    assert "add --recipe my_walks:walks" in flat(output_of(capsys)[1])
+    assert dforce("eval", run, "--recipe", "my_walks:walks", "--json", "numbers.json") == 0
     assert "Walks walk [away]." in output_of(capsys)[0]
     assert "Walks walk [away]." in (here / run / "report.html").read_text()
     assert json.loads((here / "numbers.json").read_text())["number"] == 9
-    assert dforce("sample", run, "--samples", "5") == 0
+    assert dforce("sample", run, "--recipe=my_walks:walks", "--samples", "5") == 0
     assert (here / run / "samples/walks.txt").read_text() == "5"
     assert dforce("report", run) == 0
     assert "Walks of my own." in (here / run / "report.html").read_text()
@@ -443,7 +445,7 @@ def test_a_recipe_of_ones_own_trains_evaluates_samples_and_reports(here, capsys)
 def test_a_task_of_ones_own_may_have_a_path(here, capsys):
     (here / "my_files.py").write_text(RECIPE)
     assert dforce("train", "my_files:walks", "--task.source", "data/walks.csv") == 0
-    assert dforce("eval", "runs/my_files.walks") == 0
+    assert dforce("eval", "runs/my_files.walks", "--recipe", "my_files:walks") == 0
 
 
 @pytest.mark.parametrize(

@@ -448,10 +448,12 @@ class Walks(Task):
         return TaskData(Windows(walks(self.number), 6), Windows(walks(4, seed=1), 6), Normalize.fit(walks()))
 
 
-def test_a_task_of_ones_own_is_found_where_the_run_says(here):
+def test_a_task_of_ones_own_is_handed_over(here):
     done = fit(CONFIG, Walks(), folder="run", **SMALL)
     assert isinstance(done.model.codec, Normalize)
-    experiment, _ = load_run(here / "run")
+    with pytest.raises(ValueError, match=f"add --recipe {__name__}:Walks"):
+        load_run(here / "run")
+    experiment, _ = load_run(here / "run", classes=[Walks])
     assert experiment.task == Walks()
 
 
