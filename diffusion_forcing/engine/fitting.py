@@ -104,9 +104,10 @@ def fit(
     else:
         fill(network, folder / "model" / WEIGHTS_FILE)
     if main and not config.quiet:
+        words = ["dforce", "eval", str(folder), *(word for name in own for word in (f"--{name}", own[name]))]
         print(
             f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-            f"Next: {shlex.join(['dforce', 'eval', str(folder), *(word for name in own for word in (f'--{name}', own[name]))])}",
+            f"Next: {shlex.join(words)}",
             flush=True,
         )
     return Fit(network.eval(), folder, result)

@@ -140,9 +140,9 @@ def _check_classes(folder: Path, classes: tuple[type, ...]) -> None:
         kind = described.get("kind") if isinstance(described, dict) else None
         if isinstance(kind, str) and kind not in table and kind not in names:
             raise ValueError(
-                f"the {part} of {folder} is of a class {kind[:80]!r}, which is none of {', '.join((*table, *sorted(names - {*table})))}, and "
-                f"opening a run imports nothing that a file names. If it is yours, add --recipe {_said(folder, 'recipe', 'module:function')} "
-                f"(its module must name {kind[:80]}), or call load_run(folder, classes=[...])"
+                f"the {part} of {folder} is of a class {kind[:80]!r}, which is none of {', '.join(sorted({*table, *names}))}, and opening "
+                "a run imports nothing that a file names. If it is yours, add --recipe "
+                f"{_said(folder, 'recipe', 'module:function')} (its module must name {kind[:80]}), or call load_run(folder, classes=[...])"
             )
 
 

@@ -45,7 +45,7 @@ def test_opening_a_run_calls_nothing_that_its_files_name(runs, tmp_path, monkeyp
     config["task"]["kind"] = "Other"
     (copy / "config.json").unlink()
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="is of a class 'Other'.* add --recipe payload:go "):
+    with pytest.raises(ValueError, match=r"is of a class 'Other'.* add --recipe payload:go "):
         load_run(copy)
     assert not (tmp_path / "called").exists()
 
