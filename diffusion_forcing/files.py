@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,10 @@ def cached(name: str, make: Callable[[Path], Any]) -> Path:
 
 
 def write_atomically(path: Path, write: Any) -> None:
-    """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half."""
+    """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half.
+
+    What fails to be written (a full disk, a limit on the size of files) is an OSError, and the old file stays.
+    """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # by a write that was killed
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > STALE:
@@ -49,8 +53,14 @@ def write_atomically(path: Path, write: Any) -> None:
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # safetensors writes for the owner alone; a model is for whoever may read the folder
         os.replace(temporary, path)
+    except safetensors.SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the error that was raised says more
+            temporary.unlink(missing_ok=True)
 
 
 def read_tensors(path: str | Path) -> dict[str, torch.Tensor]:

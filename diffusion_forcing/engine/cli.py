@@ -21,9 +21,11 @@ from ..model import DiffusionForcing
 from ..registry import load
 from .config import Experiment
 from .distributed import check_device
+from .interrupt import exit_code
 from .log import progress_bar
 from .objective import OBJECTIVES
 from .options import HELP_ALL, parse
+from .output import outlived_output
 from .pretrained import load_pretrained, model_folder, pretrained_names, run_folder
 from .recipes import BASELINES, RECIPES, build, find, run_name
 from .report import write_report
@@ -127,28 +129,32 @@ COMMANDS: dict[str, str] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `dforce`."""
-    words = sys.argv[1:] if arguments is None else arguments
+    with outlived_output() as (output, _):
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+    if code == 0 and output.lost is not None:
+        _fail(f"the output could not be written: {output.lost}")
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """A command, from its words to an exit code."""
     if not words or words[0] in ("-h", "--help", HELP_ALL, "help"):
         console.print(HELP)
-        return
+        return 0
     if words[0] == "--version":
         print(importlib.metadata.version("diffusion_forcing"))
-        return
+        return 0
     if words[0] not in COMMANDS:
         _fail(f"there is no command {words[0]!r}; choose from {', '.join(COMMANDS)}")
     try:
-        code = load(COMMANDS[words[0]])(words[1:])
-    except BrokenPipeError:  # `dforce ... | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+        return int(load(COMMANDS[words[0]])(words[1:]))
     except (ValueError, OSError, ImportError, Diverged) as error:
         if os.environ.get("DFORCE_TRACEBACK"):
             raise
         _fail(str(error))
     except KeyboardInterrupt:
         console.print("stopped")
-        code = 130
-    sys.exit(code)
+        return exit_code(0)
 
 
 def list_recipes(words: list[str]) -> int:
@@ -194,7 +200,7 @@ def train_recipe(words: list[str]) -> int:
     if result.status == "interrupted":
         saved = f"at step {result.step:,}; all is saved. Resume it with" if result.step else "before the first step. Start again with"
         console.print(f"interrupted {saved}: [bold]{escape(again)}[/]", soft_wrap=True)
-        return 130
+        return exit_code(result.signal)
     own = {type(experiment.task).__name__, type(experiment.objective).__name__} - {*TASKS, *OBJECTIVES}
     opened = shlex.join([str(folder), *(("--recipe", name) if own else ())])
     console.print(

@@ -27,6 +27,7 @@ from ..windows import Source
 from .begin import check, new_model
 from .config import Experiment, GivenModel, ModelConfig, TrainConfig
 from .evaluation import default_sampler
+from .interrupt import end_interrupted
 from .objective import OBJECTIVES, Denoising, Objective
 from .pretrained import model_folder
 from .run import FIT, open_run
@@ -114,7 +115,7 @@ def fit(
 
 
 def _train(experiment: Experiment, folder: Path, model: DiffusionForcing | None, data: TaskData) -> Result:
-    """Train. Ctrl-C saves, and then ends the program as usual."""
+    """Train. Ctrl-C, SIGTERM and SIGHUP save, and then end the program as usual."""
     try:
         result = train(dataclasses.replace(experiment, task=experiment.task.within(folder)), folder, model=model, data=data)
     except Diverged as error:  # whose advice is for the command line
@@ -123,7 +124,7 @@ def _train(experiment: Experiment, folder: Path, model: DiffusionForcing | None,
     if result.status != "interrupted":
         return result
     saved = f"at step {result.step:,}; all is saved, and the same call resumes it" if result.step else "before the first step"
-    raise KeyboardInterrupt(f"training in {folder} was interrupted {saved}")
+    end_interrupted(result.signal, f"training in {folder} was interrupted {saved}")
 
 
 def _train_config(train: TrainConfig | None, options: dict[str, Any]) -> TrainConfig:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from ..files import write_atomically
 from .clock import Clock
 from .task import Progress
 
@@ -50,13 +54,14 @@ class Log:
         self.valid_loss: float | None = None
         self._use_wandb, self._name = wandb and active, name
         self._run: Any = None
+        self._incomplete = False
 
     def __enter__(self) -> Log:
         if self.active:
             path = self.folder / LOG
             kept = [line for line in read_log(path) if line["step"] <= self.clock.step]
-            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            self._file = path.open("a", buffering=1)
+            write_atomically(path, lambda file: Path(file).write_text("".join(json.dumps(line) + "\n" for line in kept)))
+            self._file = path.open("ab", buffering=0)
             self._board = _tensorboard(self.folder / "tensorboard", self.clock.step + 1)
         if self._use_wandb:
             try:
@@ -80,7 +85,8 @@ class Log:
         if self.active:
             self._file.close()
             if self._board is not None:
-                self._board.close()
+                with contextlib.suppress(OSError):
+                    self._board.close()
         if self._run is not None:
             self._run.finish()
 
@@ -106,13 +112,28 @@ class Log:
     def _write(self, line: dict[str, Any]) -> None:
         if not self.active:
             return
-        self._file.write(json.dumps(line) + "\n")
-        if self._board is not None:
-            for name, value in line.items():
-                if name not in ("step", "seconds"):
-                    self._board.add_scalar(name, value, line["step"])
+        try:
+            self._append((json.dumps(line) + "\n").encode())
+            if self._board is not None:
+                for name, value in line.items():
+                    if name not in ("step", "seconds"):
+                        self._board.add_scalar(name, value, line["step"])
+        except OSError as error:  # lines are missing then; the training is worth more
+            if not self._incomplete:
+                print(f"warning: {self.folder / LOG} lacks lines from step {line['step']:,} on ({error})", file=sys.stderr, flush=True)
+            self._incomplete = True
         if self._run is not None:
             self._run.log(line)
+
+    def _append(self, data: bytes) -> None:
+        """Whole lines only: a part of one, written when the disk was full, is taken back."""
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / LOG))
+        except OSError:
+            self._file.truncate(end)
+            raise
 
     def _show(self) -> None:
         if self.quiet:

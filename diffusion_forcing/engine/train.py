@@ -8,8 +8,9 @@ the same steps without a folder, for stages and small networks.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,12 @@ from .distributed import Distributed, gathered, join_processes, shard, spread
 from .interrupt import interruptible
 from .log import Log, progress_bar
 from .objective import Objective, Stage
+from .output import outlived_output
 from .precision import DTYPES, resolve
 from .task import Progress, TaskData
+
+WAITS = (1.0, 4.0, 15.0, 40.0)
+"""Seconds between attempts to save at the end of a training; the first two only where somebody waits for it to stop."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Result:
     loss: float
     valid_loss: float
     minutes: float
+    signal: int = 0
+    """Number of the signal that interrupted this process; 0 where another process was interrupted, or none."""
 
 
 class Diverged(RuntimeError):
@@ -55,11 +62,12 @@ def train(
     """Train an experiment in a folder, continuing from its checkpoint if it has one; leaves `folder/model` behind.
 
     model, data: the network to train and what to train it on, where they are there already and not the experiment's to make.
-    Ctrl-C and SIGTERM finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
+    Ctrl-C, SIGTERM and SIGHUP finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
+    Output that nobody reads is dropped. Where a checkpoint cannot be written the last one stays, and it is tried again until the end.
     """
     config, quiet = experiment.train, quiet or experiment.train.quiet
     check(experiment)
-    with join_processes(config.device) as dist, interruptible() as interrupt:
+    with join_processes(config.device) as dist, interruptible() as interrupt, outlived_output():
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +79,7 @@ def train(
                 whole = _run_stage(stage, model, data, config, dist, lambda: dist.any(interrupt.requested), quiet=quiet or not dist.main)
                 elapsed += dist.first(time.monotonic() - began)
                 if not whole:  # stages are not saved: the same command starts again
-                    return Result("interrupted", 0, math.nan, math.nan, elapsed / 60)
+                    return Result("interrupted", 0, math.nan, math.nan, elapsed / 60, interrupt.signal)
         describe(model)  # what cannot be saved at the end is refused at the start
         trainer = Trainer(model, data.train, experiment.objective, config, dist)
         trainer.clock.elapsed = elapsed
@@ -81,8 +89,8 @@ def train(
         if saved is not None:
             best, waited, valid_loss = saved["best"], saved["waited"], saved["valid_loss"]
 
-        def save() -> None:
-            trainer.save(folder, {"best": best, "waited": waited, "valid_loss": valid_loss})
+        def save(waits: Sequence[float] = ()) -> bool:
+            return trainer.save(folder, {"best": best, "waited": waited, "valid_loss": valid_loss}, waits)
 
         status = "stopped early" if config.patience is not None and waited >= config.patience else "done"
         last_save = time.monotonic()
@@ -91,20 +99,19 @@ def train(
                 try:
                     loss, norm = trainer.step()
                 except Diverged as error:
-                    save()
-                    _save_model(average, folder / "model", dist)
+                    _whole(save(WAITS) and _save_model(average, folder / "model", dist), folder)
                     raise Diverged(f"{error} The weights from before this step are kept in {folder}.") from None
                 log.step(loss, norm, trainer.lr, config.batch * data.train.length)
                 if clock.step % config.validate_every == 0 or clock.finished:
                     valid_loss = validate(average, data.valid, experiment.objective, config, dist)
                     log.valid(valid_loss)
                     if config.keep_checkpoints:
-                        _save_model(average, folder / "kept" / f"{clock.step:06d}", dist)
+                        _whole(_save_model(average, folder / "kept" / f"{clock.step:06d}", dist), folder)
                     monitored = valid_loss if config.monitor == "loss" else _score(experiment, average, dist)
                     if monitored < best:
                         best, waited = monitored, 0
                         if config.patience is not None:
-                            _save_model(average, folder / "best", dist)
+                            _whole(_save_model(average, folder / "best", dist), folder)
                     else:
                         waited += 1
                     if config.patience is not None and waited >= config.patience:
@@ -116,11 +123,11 @@ def train(
                 if dist.any(time.monotonic() - last_save > config.checkpoint_every):
                     save()
                     last_save = time.monotonic()
-        save()
+        _whole(save(WAITS if status != "interrupted" else WAITS[:2]), folder)
         if status != "interrupted" and config.patience is not None and (folder / "best").exists():
             _load_weights(average, folder / "best", dist)
-        _save_model(average, folder / "model", dist)
-        return Result(status, clock.step, trainer.loss, valid_loss, clock.elapsed / 60)
+        _whole(_save_model(average, folder / "model", dist), folder)
+        return Result(status, clock.step, trainer.loss, valid_loss, clock.elapsed / 60, interrupt.signal)
 
 
 def run_objective(
@@ -223,12 +230,11 @@ class Trainer:
         clock.step += 1
         return self.loss, norm
 
-    def save(self, folder: Path, scalars: dict[str, Any]) -> None:
-        """Write a checkpoint, with further numbers beside those of the training."""
+    def save(self, folder: Path, scalars: dict[str, Any], waits: Sequence[float] = ()) -> bool:
+        """Write a checkpoint, with further numbers beside those of the training. Returns whether it could be written; see _written."""
         tensors = checkpoint.collect(self._modules, self.optimizers)
-        if self.dist.main:
-            own = {"step": self.clock.step, "elapsed": self.clock.elapsed, "loss": self.loss, "scaler": self.scaler.state_dict()}
-            checkpoint.save(folder, tensors, {**own, **scalars})
+        own = {"step": self.clock.step, "elapsed": self.clock.elapsed, "loss": self.loss, "scaler": self.scaler.state_dict()}
+        return _written(lambda: checkpoint.save(folder, tensors, {**own, **scalars}), self.clock.step, self.dist, waits)
 
     def load(self, folder: Path) -> dict[str, Any] | None:
         """Continue from a folder's checkpoint, if it has one; returns the numbers saved with it."""
@@ -342,11 +348,37 @@ def _divergence(step: int, loss: float, norm: float, lr: float, config: TrainCon
     )
 
 
-def _save_model(model: Any, folder: Path, dist: Distributed) -> None:
+def _save_model(model: Any, folder: Path, dist: Distributed) -> bool:
+    """Write a model. Returns whether it could be written."""
     tensors = checkpoint.collect({"": model}, [])
-    if dist.main:
-        save_model(model, folder, tensors)
-    dist.barrier()
+    return _written(lambda: save_model(model, folder, tensors), None, dist, WAITS[:2])
+
+
+def _written(write: Callable[[], None], step: int | None, dist: Distributed, waits: Sequence[float]) -> bool:
+    """Call write() in the main process, again after each of the waits (seconds) while the system refuses. Returns whether it succeeded."""
+    for wait in (*waits, None):
+        problem = None
+        if dist.main:
+            try:
+                write()
+            except OSError as error:
+                problem = error
+        if not dist.any(problem is not None):
+            return True
+        if problem is not None:
+            what = "the model" if step is None else f"step {step:,}"
+            again = "trying again later" if wait is None else f"trying again in {wait:g} s"
+            print(f"warning: {what} could not be saved ({problem}); what was saved before is kept, {again}", file=sys.stderr, flush=True)
+        if wait is not None:
+            time.sleep(wait)
+    return False
+
+
+def _whole(written: bool, folder: Path) -> None:
+    """End a training that cannot save."""
+    if not written:
+        raise OSError(f"{folder} cannot be written to (a full disk, a quota or a limit on the size of files; see the warning above). What "
+                      "was saved before is kept: make room, and the same command goes on from its last checkpoint")  # fmt: skip
 
 
 def _load_weights(model: nn.Module, folder: Path, dist: Distributed) -> None:

@@ -23,6 +23,7 @@ from torch import Generator
 
 from ..backbones import RNNConfig, TransformerConfig
 from ..engine.config import Experiment, ModelConfig, TrainConfig, to_dict
+from ..engine.interrupt import end_interrupted
 from ..engine.objective import Denoising
 from ..engine.train import Result, train
 from ..files import write_atomically
@@ -198,7 +199,7 @@ class Forecaster:
         write_atomically(folder / OPTIONS, lambda file: Path(file).write_text(json.dumps(options, indent=2) + "\n"))
         self.result = train(experiment, folder, quiet=quiet)
         if self.result.status == "interrupted":
-            raise KeyboardInterrupt
+            end_interrupted(self.result.signal)
         task: Any = experiment.task
         self.split = task.split()
         self.series = task.series_model(DiffusionForcing.from_pretrained(folder / "model"))
