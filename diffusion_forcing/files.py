@@ -34,6 +34,26 @@ def cached(name: str, make: Callable[[Path], Any]) -> Path:
     return file
 
 
+def inside(folder: Path, name: str | Path) -> Path:
+    """The path of a name that a file in this folder gives. Raises ValueError where it leads out of the folder or over a link."""
+    relative = Path(name)
+    if relative.anchor or ".." in relative.parts or "\0" in str(name):
+        raise ValueError(f"{str(name)[:200]!r} leads out of {folder}; names are relative to it and without '..'")
+    path = folder
+    for part in relative.parts:
+        path = path / part
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link, and nothing is read or written over links here; put the file itself in its place")
+    return path
+
+
+def read_limited(path: Path, most: int) -> bytes:
+    """The bytes of a file of a size that is expected. Raises ValueError for larger ones."""
+    if path.stat().st_size > most:
+        raise ValueError(f"{path} is of {path.stat().st_size / 1e6:,.0f} MB, more than the {most / 1e6:,.0f} MB that are read of it")
+    return path.read_bytes()
+
+
 def write_atomically(path: Path, write: Any) -> None:
     """Call write(temporary path), then put the file in place in one move: readers see the old one or the new one, never half.
 
@@ -46,6 +66,7 @@ def write_atomically(path: Path, write: Any) -> None:
     # A name of this writer's own: two may write the same file at once.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
+        temporary.unlink(missing_ok=True)  # were it a link, it would be written over
         write(temporary)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())

@@ -10,7 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import tyro
 from rich.console import Console
@@ -214,8 +214,7 @@ def train_recipe(words: list[str]) -> int:
 def evaluate_run(words: list[str]) -> int:
     """dforce eval RUN"""
     options, task, model, folder = parse_run(EvalOptions, words, "dforce eval")
-    figures = folder / "figures"
-    figures.mkdir(exist_ok=True)
+    figures = _own_folder(folder / "figures")
     samples = task.default_samples if options.samples is None else _counted(options.samples)
     others = _others(options, task)
     with progress_bar() as progress:
@@ -242,7 +241,7 @@ def evaluate_run(words: list[str]) -> int:
 def sample_run(words: list[str]) -> int:
     """dforce sample RUN"""
     options, task, model, run = parse_run(SampleOptions, words, "dforce sample")
-    folder = options.out or run / "samples"
+    folder = options.out or _own_folder(run / "samples")
     folder.mkdir(parents=True, exist_ok=True)
     samples = task.default_shown if options.samples is None else _counted(options.samples)
     with progress_bar() as progress:
@@ -385,6 +384,15 @@ def _counted(samples: int) -> int:
     return samples
 
 
-def _fail(message: str) -> None:
+def _own_folder(folder: Path) -> Path:
+    """A folder within a run to write to; nothing in it leads elsewhere."""
+    links = [path for path in (folder, *folder.glob("**/*")) if path.is_symlink()]
+    if links:
+        raise ValueError(f"{links[0]} is a link, over which a run is not written; remove it (of samples, or name a folder by --out)")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _fail(message: str) -> NoReturn:
     Console(stderr=True, emoji=False).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(2)

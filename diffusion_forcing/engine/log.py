@@ -162,13 +162,16 @@ def _tensorboard(folder: Path, purge_step: int) -> Any:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Lines of a log; a last line cut off by a crash is dropped."""
-    lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    """Lines of a log, numbers by their names; a line cut off by a crash, and what follows it, is dropped."""
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or "step" not in line or not all(isinstance(value, (int, float)) for value in line.values()):
+            break
+        lines.append(line)
     return lines
 
 

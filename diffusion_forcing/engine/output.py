@@ -71,7 +71,7 @@ def outlived_output() -> Iterator[tuple[Outlet, Outlet]]:
     """Standard output and errors as outlets, for a while."""
     before = sys.stdout, sys.stderr
     outlets = Outlet(sys.stdout), Outlet(sys.stderr)
-    sys.stdout, sys.stderr = outlets  # type: ignore[assignment]
+    sys.stdout, sys.stderr = outlets
     try:
         yield outlets
     finally:

@@ -5,68 +5,110 @@ from __future__ import annotations
 import base64
 import html
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+from ..files import inside, read_limited, write_atomically
 from .config import read_json
 from .log import LOG, read_log
 from .plotting import draw_curves
 
+IMAGES = {".png": "png", ".gif": "gif", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
+MOST_OF_FIGURE, MOST_OF_PAGE = 2**26, 2**28
+"""Bytes of one figure, and of all of them: larger ones are named and not embedded."""
+MOST_ROWS = 1000
+"""Of a table."""
+
 
 def write_report(folder: Path) -> Path:
-    """One self-contained page about a run: what it says, what it drew, how to repeat it. Returns its path."""
+    """One self-contained page about a run: what it says, what it drew, how to repeat it. Returns its path.
+
+    Nothing is read or written but in the run's own folder, whatever its files name.
+    """
     if not (folder / "config.json").exists():
         raise FileNotFoundError(f"{folder} is not a run: it has no config.json. `dforce train RECIPE` makes one under runs/.")
-    config = read_json(folder / "config.json")
-    about = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
-    evaluation = json.loads((folder / "eval.json").read_text()) if (folder / "eval.json").exists() else {}
-    log = read_log(folder / LOG)
-    name = folder.resolve().name
-    parts = [f"<h1>{html.escape(name)}</h1>"]
+    page, curves = inside(folder, "report.html"), inside(folder, "figures/curves.png")
+    config, about, evaluation = (_object(folder, file) for file in ("config.json", "run.json", "eval.json"))
+    log = read_log(inside(folder, LOG))
+    name, room = folder.resolve().name, MOST_OF_PAGE
+    parts = [f"<h1>{_text(name)}</h1>"]
     if about.get("doc"):
-        parts.append(f"<p>{html.escape(about['doc'])}</p>")
-    parts += [_table(table) for table in evaluation.get("tables", [])]
-    parts += [f"<p><strong>{html.escape(sentence)}</strong></p>" for sentence in evaluation.get("warnings", [])]
-    for file, caption in evaluation.get("figures", {}).items():
-        parts.append(_image(folder / "figures" / file, caption))
+        parts.append(f"<p>{_text(about['doc'])}</p>")
+    parts += [_table(table) for table in _list(evaluation, "tables")]
+    parts += [f"<p><strong>{_text(sentence)}</strong></p>" for sentence in _list(evaluation, "warnings")]
+    figures = evaluation.get("figures") or {}
+    for file, caption in figures.items() if isinstance(figures, dict) else ():
+        figure = _figure(folder, file, caption, room)
+        room -= len(figure)
+        parts.append(figure)
     if not evaluation:
-        parts.append(f"<p>Not evaluated yet: <code>dforce eval {html.escape(str(folder))}</code></p>")
+        parts.append(f"<p>Not evaluated yet: <code>{_text(shlex.join(['dforce', 'eval', str(folder)]))}</code></p>")
     if any("loss" in line for line in log):
-        curves = folder / "figures" / "curves.png"
         draw_curves(log, curves)
-        parts.append(_image(curves, "Loss and learning rate over training."))
+        parts.append(_figure(folder, "curves.png", "Loss and learning rate over training.", MOST_OF_PAGE))
     if about:
         parts.append("<h2>How to repeat it</h2>")
-        commands = [command for command in (about.get("command"), evaluation.get("command")) if command]
-        parts.append(f"<pre>{html.escape(chr(10).join(commands))}</pre>")
-        parts.append(_table({"title": "", "columns": [], "rows": [[k, str(v)] for k, v in about.items() if k not in ("command", "doc")]}))
+        commands = [str(command) for command in (about.get("command"), evaluation.get("command")) if command]
+        parts.append(f"<pre>{_text(chr(10).join(commands))}</pre>")
+        parts.append(_table({"rows": [[k, v] for k, v in about.items() if k not in ("command", "doc")]}))
     parts.append(f"<details><summary>Full configuration</summary><pre>{html.escape(json.dumps(config, indent=2))}</pre></details>")
-    page = folder / "report.html"
-    page.write_text(_PAGE.format(title=html.escape(name), style=_CSS, body="\n".join(parts)))
+    text = _PAGE.format(title=_text(name), style=_CSS, body="\n".join(parts))
+    write_atomically(page, lambda file: Path(file).write_text(text))
     return page
 
 
-def _table(table: dict[str, Any]) -> str:
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in table["columns"])
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in table["rows"])
-    title = f"<h2>{html.escape(table['title'])}</h2>" if table["title"] else ""
-    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+def _object(folder: Path, name: str) -> dict[str, Any]:
+    """What a JSON file of a run holds; nothing where it is missing."""
+    file = inside(folder, name)
+    value = read_json(file) if file.is_file() else {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} should hold names and values; got a {type(value).__name__}: the run is damaged")
+    return value
 
 
-def _image(file: Path, caption: str) -> str:
-    if not file.exists():
-        return f"<p>(missing: {html.escape(file.name)})</p>"
-    data = base64.b64encode(file.read_bytes()).decode()
+def _list(value: dict[str, Any], name: str) -> list[Any]:
+    found = value.get(name) or []
+    return found if isinstance(found, list) else []
+
+
+def _text(value: Any) -> str:
+    """Anything as text, not markup."""
+    return html.escape(str(value)[:100_000])
+
+
+def _table(table: Any) -> str:
+    if not isinstance(table, dict):
+        return f"<p>{_text(table)}</p>"
+    head = "".join(f"<th>{_text(c)}</th>" for c in _list(table, "columns"))
+    rows = [row if isinstance(row, list) else [row] for row in _list(table, "rows")[:MOST_ROWS]]
+    body = "".join("<tr>" + "".join(f"<td>{_text(c)}</td>" for c in row) + "</tr>" for row in rows)
+    title = f"<h2>{_text(table['title'])}</h2>" if table.get("title") else ""
+    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _figure(folder: Path, name: str, caption: Any, room: int) -> str:
+    """A picture or film from the run's figures, or why it is not shown."""
+    text = _text(caption)
+    try:
+        file = inside(inside(folder, "figures"), name)
+        if not file.is_file():
+            return f"<p>(missing: {_text(name)})</p>"
+        if file.suffix not in (*IMAGES, ".mp4"):
+            raise ValueError(f"a figure is one of {', '.join(IMAGES)}, .mp4; got {name}")
+        data = base64.b64encode(read_limited(file, min(MOST_OF_FIGURE, room * 3 // 4))).decode()
+    except (ValueError, OSError) as error:
+        return f"<p>(not shown: {_text(error)})</p>"
     if file.suffix == ".mp4":
         film = f'<video src="data:video/mp4;base64,{data}" controls loop autoplay muted></video>'
-        return f"<figure>{film}<figcaption>{html.escape(caption)}</figcaption></figure>"
-    kind = {"gif": "gif", "webp": "webp"}.get(file.suffix[1:], "png")
-    text = html.escape(caption)
-    return f'<figure><img src="data:image/{kind};base64,{data}" alt="{text}"><figcaption>{text}</figcaption></figure>'
+        return f"<figure>{film}<figcaption>{text}</figcaption></figure>"
+    return f'<figure><img src="data:image/{IMAGES[file.suffix]};base64,{data}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
 <style>{style}</style></head><body>
 {body}
 </body></html>
