@@ -7,8 +7,10 @@ Frames are uint8 (t, h, w, 3) everywhere. An .mp4 is written by PyAV as frames c
 from __future__ import annotations
 
 import functools
+import io
 import math
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from fractions import Fraction
@@ -44,6 +46,28 @@ class Unreadable(ValueError):
 
 
 # Frames.
+
+SIGNATURES = {
+    "PNG": rb"\x89PNG\r\n\x1a\n",
+    "JPEG": rb"\xff\xd8\xff",
+    "WEBP": rb"RIFF....WEBP",
+    "GIF": rb"GIF8[79]a",
+}
+"""How the data of pictures begin, of the formats that are read."""
+
+
+def decode_picture(data: bytes) -> NDArray[np.uint8]:
+    """The (first) picture (h, w, 3) that a PNG, JPEG, WebP or GIF holds. Raises Unreadable for anything else."""
+    from PIL import Image
+
+    kind = next((kind for kind, begin in SIGNATURES.items() if re.match(begin, data, re.DOTALL)), None)
+    if kind is None:
+        raise Unreadable(f"is no picture, or damaged: it begins with {data[:8]!r}; {', '.join(SIGNATURES)} are read")
+    try:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError) as error:
+        raise Unreadable(f"is no {kind}, or damaged ({str(error).split(' <')[0]})") from error
 
 
 def to_floats(frames: ArrayLike) -> Tensor:

@@ -12,10 +12,10 @@ Tasks, rewards and statistics are not read.
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import math
 import re
+import string
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check_counts
-from ..engine.media import Unreadable, fit_square, import_av
+from ..engine.media import Unreadable, decode_picture, fit_square, import_av
 from ..engine.task import Progress
+from ..files import read_limited
 from .demonstrations import Array, Demonstrations, Images
 
 LATE = 2.5
 """Frames that may be missing at either end of a video; the nearest is used for them. Recorders drop one or two."""
+MOST_BYTES = 2**26
+"""Of a picture."""
 CHUNKS = 1000
 """Episodes per folder, where info.json does not say."""
+
+
+class Outside(ValueError):
+    """A data set names a file that is none of its own."""
 
 
 class _Episode(NamedTuple):
@@ -61,9 +68,24 @@ class _Layout:
         if not isinstance(template, str):
             raise ValueError(f"{self.root / 'meta/info.json'} has no {what!r}, which says where files are; got {template!r}")
         try:
-            return self.root / template.format(**values, total_episodes=self.info.get("total_episodes", 0))
+            for _, field, spec, conversion in string.Formatter().parse(template):
+                if field is not None and (not field.isidentifier() or conversion or not re.fullmatch(r"0?\d{0,2}d?", spec or "")):
+                    raise ValueError(f"{field}:{spec}")
+            return self.inside(template.format(**values, total_episodes=self.info.get("total_episodes", 0)))
+        except Outside:
+            raise
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"{what!r} of {self.root / 'meta/info.json'} cannot be filled in ({error}); got {template!r}") from error
+
+    def inside(self, name: str | Path) -> Path:
+        """A path within the data set. Links may lead to the store that the Hugging Face hub keeps beside its folders, and nowhere else."""
+        root = self.root.resolve()
+        path = self.root / name
+        real = path.resolve()
+        store = root.parent.parent / "blobs"
+        if ".." in Path(name).parts or not (real.is_relative_to(root) or (root.parent.name == "snapshots" and real.is_relative_to(store))):
+            raise Outside(f"{str(name)[:200]!r} leads out of {self.root}; a data set names its own files only: do not trust this one")
+        return path
 
     def is_video(self, feature: str) -> bool:
         return bool(self.info["features"][feature].get("dtype") == "video")
@@ -201,7 +223,7 @@ def _listed_2(layout: _Layout, videos: list[str]) -> Iterator[_Episode]:
 
 def _listed_3(layout: _Layout, tables: _Tables, videos: list[str]) -> Iterator[_Episode]:
     folder = layout.root / "meta" / "episodes"
-    files = sorted(folder.rglob("*.parquet"))
+    files = [layout.inside(file.relative_to(layout.root)) for file in sorted(folder.rglob("*.parquet"))]
     if not files:
         raise FileNotFoundError(f"there are no tables in {folder}, which list the episodes of version 3.0; download the folder again")
     names = ["episode_index", "data/chunk_index", "data/file_index"]
@@ -326,22 +348,19 @@ def _read(layout: _Layout, tables: _Tables, episode: _Episode, px: int, every: i
 
 def _stored(cells: list[Any], layout: _Layout, feature: str, what: str, px: int) -> Images:
     """Images (F, px, px, 3) from cells of a table: {bytes, path}, or bytes."""
-    from PIL import Image
-
     images: list[Images] = []
     for cell in cells:
         data, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         try:
             if not isinstance(data, bytes):
                 if not isinstance(path, str):
-                    raise Unreadable(f"{what} has no image of {feature!r} at frame {len(images)}")
-                data = (layout.root / path).read_bytes()
-            with Image.open(io.BytesIO(data)) as image:
-                images.append(fit_square(np.asarray(image.convert("RGB")), px))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            if isinstance(error, Unreadable):
-                raise
-            raise Unreadable(f"{what} has a damaged image of {feature!r} at frame {len(images)} ({str(error).split(' <')[0]})") from error
+                    raise Unreadable("there is none")
+                data = read_limited(layout.inside(path), MOST_BYTES)
+            images.append(fit_square(decode_picture(data), px))
+        except Outside:
+            raise
+        except (OSError, ValueError) as error:
+            raise Unreadable(f"{what} has a damaged image of {feature!r} at frame {len(images)} ({error})") from error
     return np.stack(images)
 
 

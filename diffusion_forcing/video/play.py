@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ..engine.cli import RunOptions, console, parse_run
-from ..engine.media import Film, fit_square, to_bytes, to_floats
+from ..engine.media import Film, Unreadable, decode_picture, fit_square, to_bytes, to_floats
 from ..model import DiffusionForcing
 from ..sampling import Memory, sample_window
 from .clips import read_actions
@@ -140,15 +140,12 @@ def play(options: PlayOptions, task: Any, model: DiffusionForcing, folder: Path)
 
 def read_picture(file: Path, px: int) -> Frames:
     """A picture (px, px, 3), cut to its square centre."""
-    from PIL import Image
-
     if not file.is_file():
         raise FileNotFoundError(f"there is no picture {file}; check the path")
     try:
-        with Image.open(file) as picture:
-            return fit_square(np.asarray(picture.convert("RGB")), px)
-    except OSError as error:
-        raise ValueError(f"{file} is no picture, or damaged; a .png or .jpg is one") from error
+        return fit_square(decode_picture(file.read_bytes()), px)
+    except (OSError, Unreadable) as error:
+        raise ValueError(f"{file} {error}") from error
 
 
 def _from_file(file: Path, stack: int, width: int) -> Iterator[Actions]:

@@ -398,3 +398,80 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'diffusion_forcing\[video\]'"):
         read_lerobot(tmp_path)
     assert len(read_lerobot(tmp_path, cameras=())) == 1
+
+
+# Data sets by strangers.
+
+
+def cells_of(folder, cells):
+    """A data set of an episode with these cells as its images."""
+    info(folder, stored=(TOP,), total=1)
+    save(folder / parts(0)[0], table(episode(0, len(cells))).append_column(TOP, pa.array(cells, CELL)))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_pictures_of_four_kinds_are_read(kind, tmp_path):
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(shades(1, 9)[0]).save(file, kind)
+    cells_of(tmp_path, [{"bytes": file.getvalue(), "path": None}] * 2)
+    assert shown(read_lerobot(tmp_path).images["top"][0]) == [9, 9]
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TIFF", "BMP", "PPM", "ICO", "PDF"])
+def test_no_other_format_is_tried(kind, tmp_path, monkeypatch):
+    from PIL import Image
+
+    file, opened = io.BytesIO(), []
+    Image.fromarray(shades(1)[0]).save(file, kind)
+    before = Image.open
+    monkeypatch.setattr(Image, "open", lambda *words, **options: opened.append(options) or before(*words, **options))
+    cells_of(tmp_path, [{"bytes": file.getvalue(), "path": None}] * 2)
+    with pytest.raises(ValueError, match=r"is no picture, or damaged: it begins with .* PNG, JPEG, WEBP, GIF are read"):
+        read_lerobot(tmp_path)
+    disguised = b"\x89PNG\r\n\x1a\n" + file.getvalue()
+    cells_of(tmp_path, [{"bytes": disguised, "path": None}] * 2)
+    with pytest.raises(ValueError, match="is no PNG, or damaged"):
+        read_lerobot(tmp_path)
+    assert {tuple(options["formats"]) for options in opened} == {("PNG",)}
+
+
+@pytest.mark.parametrize("how", ["../secret.png", "absolute", "link.png", "folder/secret.png", "images/../../secret.png"])
+def test_pictures_outside_of_the_data_set_are_refused(how, tmp_path):
+    folder, secret = tmp_path / "set", tmp_path / "secret.png"
+    secret.write_bytes(png(shades(1)[0]))
+    (folder / "images").mkdir(parents=True)
+    (folder / "link.png").symlink_to(secret)
+    (folder / "folder").symlink_to(tmp_path)
+    cells_of(folder, [{"bytes": None, "path": str(secret) if how == "absolute" else how}] * 2)
+    with pytest.raises(ValueError, match="leads out of"):
+        read_lerobot(folder)
+
+
+@pytest.mark.parametrize("template", ["../{episode_index}.parquet", "/{episode_index}.parquet", "data/chunk-{episode_chunk:03d}/link"])
+def test_tables_outside_of_the_data_set_are_refused(template, tmp_path):
+    folder = tmp_path / "set"
+    write_2(folder, [4])
+    (folder / "data/chunk-000/link").symlink_to(tmp_path / "0.parquet")
+    (folder / parts(0)[0]).rename(tmp_path / "0.parquet")
+    info(folder, total=1, data_path=template)
+    with pytest.raises(ValueError, match="leads out of"):
+        read_lerobot(folder)
+
+
+@pytest.mark.parametrize("field", ["{episode_index:0999999999d}", "{episode_index.__class__}", "{episode_index!r}", "{episode_index:{x}}"])
+def test_templates_of_paths_are_plain(field, tmp_path):
+    write_2(tmp_path, [4])
+    info(tmp_path, total=1, data_path=f"data/{field}.parquet")
+    with pytest.raises(ValueError, match=r"'data_path' of .* cannot be filled in"):
+        read_lerobot(tmp_path)
+
+
+def test_a_set_that_the_hub_downloaded_may_link_to_its_store(tmp_path):
+    folder, store = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    write_2(folder, [4])
+    store.mkdir()
+    (folder / parts(0)[0]).rename(store / "table")
+    (folder / parts(0)[0]).symlink_to(store / "table")
+    assert len(read_lerobot(folder).actions) == 1
