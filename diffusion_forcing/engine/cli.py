@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -22,6 +23,7 @@ from ..registry import load
 from .config import Experiment
 from .distributed import check_device
 from .interrupt import exit_code
+from .lock import locked
 from .log import progress_bar
 from .objective import OBJECTIVES
 from .options import HELP_ALL, parse
@@ -29,7 +31,7 @@ from .output import outlived_output
 from .pretrained import load_pretrained, model_folder, pretrained_names, run_folder
 from .recipes import BASELINES, RECIPES, build, find, run_name
 from .report import write_report
-from .run import load_run, open_run, save_evaluation
+from .run import load_run, open_run, save_evaluation, set_aside
 from .task import TASKS, Table, Task
 from .train import Diverged, check, train
 
@@ -189,11 +191,14 @@ def train_recipe(words: list[str]) -> int:
     if experiment.train.init is not None and options.fresh and model_folder(experiment.train.init).resolve().parent == folder.resolve():
         raise ValueError(f"--fresh renames {folder}, from which --train.init is to begin; train under another name (--name NAME)")
     main_process = os.environ.get("RANK", "0") == "0"
-    if main_process:
-        open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]), fresh=options.fresh)
-        budget = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
-        console.print(f"training [bold]{experiment.name}[/] in {folder} ({budget}, seed {experiment.train.seed})")
-    result = train(experiment, folder)
+    if main_process and options.fresh:
+        set_aside(folder)
+    with locked(folder) if main_process else contextlib.nullcontext():
+        if main_process:
+            open_run(folder, name, experiment, shlex.join(["dforce", "train", *words]))
+            budget = f"{experiment.train.steps:,} steps" if experiment.train.steps else f"{experiment.train.minutes:g} minutes"
+            console.print(f"training [bold]{experiment.name}[/] in {folder} ({budget}, seed {experiment.train.seed})")
+        result = train(experiment, folder)
     if not main_process:
         return 0
     again = shlex.join(["dforce", "train", *(word for word in words if word != "--fresh")])

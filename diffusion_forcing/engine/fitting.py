@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from .begin import check, new_model
 from .config import Experiment, GivenModel, ModelConfig, TrainConfig
 from .evaluation import default_sampler
 from .interrupt import end_interrupted
+from .lock import locked
 from .objective import OBJECTIVES, Denoising, Objective
 from .pretrained import model_folder
 from .run import FIT, open_run
@@ -92,14 +94,15 @@ def fit(
     check(experiment)
     _try_out(network, data, objective)
     main, own = os.environ.get("RANK", "0") == "0", _own_classes(experiment, network)
-    if main:
-        open_run(folder, FIT, experiment, _command(), facts=own)
-        if kept:
-            write(folder / "data.safetensors", **kept)
-        if not config.quiet:
-            print(_announcement(folder, data, config, kept), flush=True)
     given = network if isinstance(described, GivenModel) else None
-    result = _train(experiment, folder, given, data)
+    with locked(folder) if main else nullcontext():
+        if main:
+            open_run(folder, FIT, experiment, _command(), facts=own)
+            if kept:
+                write(folder / "data.safetensors", **kept)
+            if not config.quiet:
+                print(_announcement(folder, data, config, kept), flush=True)
+        result = _train(experiment, folder, given, data)
     if given is None:
         network = DiffusionForcing.from_pretrained(folder / "model")
     else:

@@ -23,6 +23,7 @@ from ..files import write_atomically
 from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, read_config
 from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
+from .lock import LOCK, locked
 from .objective import OBJECTIVES, Objective
 from .recipes import find, import_own
 from .task import TASKS, Evaluation, Task
@@ -46,17 +47,9 @@ FIT = "fit"
 """What stands for the recipe of a run that `fit` made."""
 
 
-def open_run(
-    folder: Path, recipe: str, experiment: Experiment, command: str, *, fresh: bool = False, facts: dict[str, str] | None = None
-) -> None:
-    """Make a run's folder, or check that an existing one is of the same experiment, to be resumed.
-
-    fresh: rename an existing run and start a new one. facts: what run.json says besides.
-    """
+def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, facts: dict[str, str] | None = None) -> None:
+    """Make a run's folder, or check that an existing one is of the same experiment, to be resumed. facts: what run.json says besides."""
     config = folder / CONFIG
-    if config.exists() and fresh:
-        aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
-        folder.rename(aside)
     if config.exists():
         old, new = _written(config, experiment), to_dict(experiment)
         free = {*(f"train.{name}" for name in BUDGET), *(f"task.{name}" for name in experiment.task.evaluation_options)}
@@ -71,6 +64,15 @@ def open_run(
     facts = {**about(recipe, experiment, command), **(facts or {})}
     write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(facts, indent=2) + "\n"))
     write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
+
+
+def set_aside(folder: Path) -> None:
+    """Rename an existing run, in which no training is at work, to NAME.old1, or the next number that is free."""
+    if (folder / CONFIG).exists():
+        with locked(folder):
+            aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
+            folder.rename(aside)
+            (aside / LOCK).unlink(missing_ok=True)
 
 
 def _written(config: Path, experiment: Experiment) -> Any:

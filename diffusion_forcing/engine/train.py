@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from .clock import Clock
 from .config import Experiment, TrainConfig
 from .distributed import Distributed, gathered, join_processes, shard, spread
 from .interrupt import interruptible
+from .lock import locked
 from .log import Log, progress_bar
 from .objective import Objective, Stage
 from .output import outlived_output
@@ -64,13 +66,14 @@ def train(
     model, data: the network to train and what to train it on, where they are there already and not the experiment's to make.
     Ctrl-C, SIGTERM and SIGHUP finish the step, save and return with status "interrupted"; before the first step there is nothing to save.
     Output that nobody reads is dropped. Where a checkpoint cannot be written the last one stays, and it is tried again until the end.
+    The folder is locked meanwhile: a second training in it raises `lock.Busy`.
     """
     config, quiet = experiment.train, quiet or experiment.train.quiet
     check(experiment)
-    with join_processes(config.device) as dist, interruptible() as interrupt, outlived_output():
+    with join_processes(config.device) as dist, interruptible() as interrupt, outlived_output(), ExitStack() as alone:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        folder.mkdir(parents=True, exist_ok=True)
+        alone.enter_context(locked(folder) if dist.main else nullcontext())
         data, model, init = begin(experiment, folder, dist, model, data)
         elapsed = 0.0
         if not checkpoint.exists(folder):

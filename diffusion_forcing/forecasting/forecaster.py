@@ -24,6 +24,7 @@ from torch import Generator
 from ..backbones import RNNConfig, TransformerConfig
 from ..engine.config import Experiment, ModelConfig, TrainConfig, to_dict
 from ..engine.interrupt import end_interrupted
+from ..engine.lock import locked
 from ..engine.objective import Denoising
 from ..engine.train import Result, train
 from ..files import write_atomically
@@ -185,7 +186,10 @@ class Forecaster:
         return self._fit(panel, Path(folder), quiet)
 
     def _fit(self, panel: Panel, folder: Path, quiet: bool) -> Forecaster:
-        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            return self._fit_alone(panel, folder, quiet)
+
+    def _fit_alone(self, panel: Panel, folder: Path, quiet: bool) -> Forecaster:
         changed = (folder / PANEL).exists() and not Panel.load(folder / PANEL).equals(panel)
         panel.save(folder / PANEL)
         experiment = self.experiment(folder / PANEL)
