@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import re
 import threading
@@ -16,6 +17,7 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
+MOST_JSON = 2**24  # bytes of a JSON file of a run
 STALE = 3600.0  # seconds after which a file half written was left by a process that was killed
 
 
@@ -52,6 +54,14 @@ def read_limited(path: Path, most: int) -> bytes:
     if path.stat().st_size > most:
         raise ValueError(f"{path} is of {path.stat().st_size / 1e6:,.0f} MB, more than the {most / 1e6:,.0f} MB that are read of it")
     return path.read_bytes()
+
+
+def read_json(path: Path) -> Any:
+    """A file of a run, or an error that says which one is damaged."""
+    try:
+        return json.loads(read_limited(path, MOST_JSON))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); the run is damaged") from error
 
 
 def write_atomically(path: Path, write: Any) -> None:

@@ -22,6 +22,7 @@ from ..model import DiffusionForcing
 from ..registry import load
 from .config import Experiment
 from .distributed import check_device
+from .fingerprint import check_data
 from .interrupt import exit_code
 from .lock import locked
 from .log import progress_bar
@@ -219,6 +220,7 @@ def train_recipe(words: list[str]) -> int:
 def evaluate_run(words: list[str]) -> int:
     """dforce eval RUN"""
     options, task, model, folder = parse_run(EvalOptions, words, "dforce eval")
+    check_data(folder, task.data_files)
     figures = _own_folder(folder / "figures")
     samples = task.default_samples if options.samples is None else _counted(options.samples)
     others = _others(options, task)

@@ -16,7 +16,7 @@ from torch import nn
 from ..backbones import AnyBackboneConfig, RNNConfig
 from ..checks import check_options
 from ..codecs import codec_traits
-from ..files import read_limited
+from ..files import read_json
 from ..model import DiffusionForcing
 from ..parameterization import Parameterization
 from ..preconditioning import LinearConstraint, Preconditioning, WienerSmoother
@@ -28,8 +28,6 @@ from .precision import Precision
 from .task import TASKS, Task
 
 T = TypeVar("T")
-MOST_BYTES = 2**24
-"""Of a JSON file of a run."""
 
 
 @dataclass(frozen=True)
@@ -281,14 +279,6 @@ def save_experiment(experiment: Experiment, path: Path) -> None:
 def load_experiment(path: Path, classes: tuple[type, ...] = ()) -> Experiment:
     """The experiment that a run wrote down. classes: see from_dict."""
     return from_dict(Experiment, read_json(path), path.name, classes)
-
-
-def read_json(path: Path) -> Any:
-    """A file of a run, or an error that says which one is damaged."""
-    try:
-        return json.loads(read_limited(path, MOST_BYTES))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); the run is damaged") from error
 
 
 def replace(experiment: T, **changes: Any) -> T:

@@ -9,8 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from ..files import inside, read_limited, write_atomically
-from .config import read_json
+from ..files import inside, read_json, read_limited, write_atomically
 from .log import LOG, read_log
 from .plotting import draw_curves
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import nn
 
-from ..files import write_atomically
+from ..files import read_json, write_atomically
 from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, read_config
-from .config import Experiment, load_experiment, read_json, replace, save_experiment, to_dict
+from .config import Experiment, load_experiment, replace, save_experiment, to_dict
 from .lock import LOCK, locked
 from .objective import OBJECTIVES, Objective
 from .recipes import find, import_own

@@ -13,6 +13,7 @@ from ..model import DiffusionForcing
 from ..preconditioning import LinearConstraint, WienerSmoother
 from ..windows import Source
 from .evaluation import Evaluation, Progress, Table, default_sampler, evaluate_denoising, write_samples
+from .fingerprint import paths_of
 
 __all__ = ["TASKS", "Evaluation", "Progress", "Table", "Task", "TaskData"]
 
@@ -67,6 +68,13 @@ class Task(Protocol):
     def within(self, folder: Path) -> Task:
         """The task with the files that it keeps in a run's folder."""
         return self
+
+    @property
+    def data_files(self) -> Mapping[str, Path]:
+        """Files and folders that `data` reads, by the option that names each: a run notices when they change. By default all options that
+        are paths.
+        """
+        return paths_of(self)
 
     @property
     def default_samples(self) -> int:

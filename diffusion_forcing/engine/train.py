@@ -29,6 +29,7 @@ from .begin import begin, check
 from .clock import Clock
 from .config import Experiment, TrainConfig
 from .distributed import Distributed, gathered, join_processes, shard, spread
+from .fingerprint import keep_data
 from .interrupt import interruptible
 from .lock import locked
 from .log import Log, progress_bar
@@ -74,6 +75,8 @@ def train(
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         alone.enter_context(locked(folder) if dist.main else nullcontext())
+        if dist.main:
+            keep_data(folder, experiment.task.data_files, resumed=checkpoint.exists(folder))
         data, model, init = begin(experiment, folder, dist, model, data)
         elapsed = 0.0
         if not checkpoint.exists(folder):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Generator
 
+from ..engine.fingerprint import paths_of
 from ..engine.task import Evaluation, Progress, Table, Task, TaskData
 from ..model import DiffusionForcing
 from ..sampler import Sampler
@@ -91,6 +92,10 @@ class Forecasting(Task):
     def split(self) -> Split:
         """The data, their split, and the statistics of the training range."""
         return _split(self, _version(self.source))
+
+    @property
+    def data_files(self) -> dict[str, Path]:
+        return paths_of(self) | ({} if self.source in DATASETS else {"source": Path(self.source)})
 
     def data(self) -> TaskData:
         s = self.split()

@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from ..engine.config import from_dict, read_json
+from ..engine.config import from_dict
 from ..engine.pretrained import model_folder
+from ..files import read_json
 from ..model import Denoiser, DiffusionForcing
 from ..sampler import check_all_noise
 from ..sampling import Context, Memory, Sampler, sample
