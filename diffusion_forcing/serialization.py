@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -168,7 +170,18 @@ def fill(model: nn.Module, weights_file: str | Path) -> None:
         parts = [f"{len(names)} {word}, such as {names[0]}" for word, names in
                  (("missing", missing), ("unknown", extra), ("of another shape", other)) if names]  # fmt: skip
         raise ValueError(f"{weights_file} holds the weights of another architecture than its {CONFIG} says: {'; '.join(parts)}")
+    check_numbers(tensors, model.state_dict(), weights_file)
     model.load_state_dict(tensors)
+
+
+def check_numbers(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], file: str | Path) -> None:
+    """Raise ValueError for tensors that are NaN, infinite, or of another kind of number than expected."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() != expected[name].is_floating_point() or tensor.is_complex() != expected[name].is_complex():
+            raise ValueError(f"{file} has {tensor.dtype} for {name}, which is {expected[name].dtype}; copy or train it again")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise ValueError(f"{file} has {bad:,} numbers in {name} that are NaN or infinite; copy or train it again")
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

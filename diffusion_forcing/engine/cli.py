@@ -35,6 +35,7 @@ from .report import write_report
 from .run import load_run, open_run, save_evaluation, set_aside
 from .task import TASKS, Table, Task
 from .train import Diverged, check, train
+from .verify import verify
 
 console = Console(soft_wrap=True, emoji=False)
 
@@ -45,6 +46,7 @@ HELP = """[bold]dforce[/] trains, samples and evaluates Diffusion Forcing models
   [bold]dforce eval RUN[/] [dim]\\[options][/]           measure, print tables, draw figures
   [bold]dforce sample RUN[/] [dim]\\[options][/]         draw samples, as arrays and as a picture
   [bold]dforce report RUN[/]                  one self-contained HTML page
+  [bold]dforce verify RUN[/]                  check files, weights, hashes and data of a run
   [bold]dforce data RECIPE[/] [dim]\\[options][/]        make a recipe's data now, rather than when training starts
   [bold]dforce play RUN --keys wwwddww[/]     steer a video model by keys and film what it generates
   [bold]dforce forecast FILE --horizon N[/]   forecast the series of a CSV or Parquet file: trains, back-tests, writes, draws
@@ -106,6 +108,18 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class VerifyOptions:
+    """Check a run: that its files are whole, fit together and are those that its training left, and that its data have not changed."""
+
+    run: tyro.conf.Positional[Path]
+    """The run's folder, such as runs/composition, or the name of a pretrained model."""
+    backbone: str | None = None
+    """For a network of your own, module:name: a class, or a function without arguments that returns the network."""
+    recipe: str | None = None
+    """For a task or objective of your own, module:function: the recipe that was trained."""
+
+
+@dataclass(frozen=True)
 class TrainOptions:
     """Options of `dforce train` besides those of the experiment."""
 
@@ -123,6 +137,7 @@ COMMANDS: dict[str, str] = {
     "eval": "diffusion_forcing.engine.cli:evaluate_run",
     "sample": "diffusion_forcing.engine.cli:sample_run",
     "report": "diffusion_forcing.engine.cli:report_run",
+    "verify": "diffusion_forcing.engine.cli:verify_run",
     "data": "diffusion_forcing.engine.cli:make_data",
     "forecast": "diffusion_forcing.forecasting.command:forecast",
     "play": "diffusion_forcing.video.play:play_run",
@@ -282,6 +297,17 @@ def report_run(words: list[str]) -> int:
     """dforce report RUN"""
     console.print(f"report  {write_report(tyro.cli(ReportOptions, args=words, prog='dforce report').run)}")
     return 0
+
+
+def verify_run(words: list[str]) -> int:
+    """dforce verify RUN"""
+    options = tyro.cli(VerifyOptions, args=words, prog="dforce verify")
+    problems = 0
+    for what, problem in verify(run_folder(options.run), options.backbone, options.recipe or ()):
+        problems += problem is not None
+        console.print(f"[green]fits[/]     {what}" if problem is None else f"[red]problem[/]  {what}: {escape(problem)}")
+    console.print(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'} found in {options.run}", markup=False)
+    return 2 if problems else 0
 
 
 def show(table: Table) -> None:

@@ -48,9 +48,11 @@ def write_report(folder: Path) -> Path:
         parts.append(_figure(folder, "curves.png", "Loss and learning rate over training.", MOST_OF_PAGE))
     if about:
         parts.append("<h2>How to repeat it</h2>")
-        commands = [str(command) for command in (about.get("command"), evaluation.get("command")) if command]
+        history = [entry.get("command") for entry in _list(about, "history") if isinstance(entry, dict)]
+        said = [*(history or [about.get("command")]), evaluation.get("command")]
+        commands = list(dict.fromkeys(str(command) for command in said if command))
         parts.append(f"<pre>{_text(chr(10).join(commands))}</pre>")
-        parts.append(_table({"rows": [[k, v] for k, v in about.items() if k not in ("command", "doc")]}))
+        parts.append(_table({"rows": [[k, v] for k, v in about.items() if k not in ("command", "doc", "history")]}))
     parts.append(f"<details><summary>Full configuration</summary><pre>{html.escape(json.dumps(config, indent=2))}</pre></details>")
     text = _PAGE.format(title=_text(name), style=_CSS, body="\n".join(parts))
     write_atomically(page, lambda file: Path(file).write_text(text))

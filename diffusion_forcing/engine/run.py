@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -22,6 +23,7 @@ from torch import nn
 from ..files import read_json, write_atomically
 from ..model import DiffusionForcing
 from ..serialization import WEIGHTS_FILE, read_config
+from .checkpoint import CHECKPOINT
 from .config import Experiment, load_experiment, replace, save_experiment, to_dict
 from .lock import LOCK, locked
 from .objective import OBJECTIVES, Objective
@@ -43,17 +45,21 @@ BUDGET = (
     "wandb",
     "quiet",
 )
+HISTORY = ("command", "started", "versions", "commit", "machine")
+"""What run.json keeps of each time that a run was started or resumed."""
+HASHED = (f"model/{CONFIG}", f"model/{WEIGHTS_FILE}", CHECKPOINT)
+"""Files whose hashes it keeps when a training ends."""
 FIT = "fit"
 """What stands for the recipe of a run that `fit` made."""
 
 
 def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *, facts: dict[str, str] | None = None) -> None:
     """Make a run's folder, or check that an existing one is of the same experiment, to be resumed. facts: what run.json says besides."""
-    config = folder / CONFIG
+    config, differences = folder / CONFIG, list[str]()
     if config.exists():
-        old, new = _written(config, experiment), to_dict(experiment)
+        differences = _differences(_written(config, experiment), to_dict(experiment))
         free = {*(f"train.{name}" for name in BUDGET), *(f"task.{name}" for name in experiment.task.evaluation_options)}
-        changed = [difference for difference in _differences(old, new) if difference.split(" ")[0] not in free]
+        changed = [difference for difference in differences if difference.split(" ")[0] not in free]
         if changed and (folder / "checkpoint.safetensors").exists():
             way = "Train under another name (--name NAME), or set the old run aside with --fresh."
             if recipe == FIT:
@@ -61,8 +67,9 @@ def open_run(folder: Path, recipe: str, experiment: Experiment, command: str, *,
             changed = ["other data" if difference.startswith("task.digest ") else difference for difference in changed]
             raise ValueError(f"{folder} holds a run with other options ({'; '.join(changed[:3])}). {way}")
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {**about(recipe, experiment, command), **(facts or {})}
-    write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(facts, indent=2) + "\n"))
+    now: dict[str, Any] = {**about(recipe, experiment, command), **(facts or {})}
+    entry = {name: now[name] for name in HISTORY} | ({"changed": differences} if differences else {})
+    _write_about(folder, {**now, "history": [*_history(folder), entry]})
     write_atomically(config, lambda path: save_experiment(experiment, Path(path)))
 
 
@@ -73,6 +80,39 @@ def set_aside(folder: Path) -> None:
             aside = next(path for n in range(1, 10_000) if not (path := folder.with_name(f"{folder.name}.old{n}")).exists())
             folder.rename(aside)
             (aside / LOCK).unlink(missing_ok=True)
+
+
+def end_run(folder: Path, **facts: Any) -> None:
+    """Add to a run's history how its last training ended, and the hashes of what it left. Nothing where there is no history."""
+    history = _history(folder)
+    if not history:
+        return
+    hashes = {name: file_hash(folder / name) for name in HASHED if (folder / name).is_file()}
+    _write_about(folder, {**read_json(folder / ABOUT), "history": [*history[:-1], {**history[-1], **facts, "sha256": hashes}]})
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """One entry for each time that a run was started or resumed, the first first."""
+    about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    if not isinstance(about, dict):
+        return []
+    history = about.get("history")
+    if isinstance(history, list):
+        return [entry for entry in history if isinstance(entry, dict)]
+    return [{name: about[name] for name in HISTORY if name in about}] if about else []
+
+
+def _write_about(folder: Path, about: dict[str, Any]) -> None:
+    write_atomically(folder / ABOUT, lambda path: Path(path).write_text(json.dumps(about, indent=2) + "\n"))
 
 
 def _written(config: Path, experiment: Experiment) -> Any:
@@ -93,7 +133,7 @@ def about(recipe: str, experiment: Experiment, command: str) -> dict[str, Any]:
         "seed": experiment.train.seed,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": ", ".join(f"{name} {_version(name)}" for name in packages) + f", python {platform.python_version()}",
-        "commit": _commit(),
+        "commit": _commit(Path(__file__).resolve().parents[1]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
     }
 
@@ -201,11 +241,18 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _commit() -> str | None:
-    """The commit of the source tree this package runs from, if it is one."""
-    source = Path(__file__).resolve().parent
+def _commit(source: Path) -> str | None:
+    """The commit of the source tree that a package (its folder) runs from, "+" where files of it changed since; None if no commit holds
+    them, also where it is installed within somebody else's repository.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+    def git(*words: str) -> str:
+        options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 5, "env": environment}
+        return subprocess.run(["git", "-C", str(source), *words], **options).stdout.strip()
+
     try:
-        words = ["git", "-C", str(source), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -36,6 +36,7 @@ from .log import Log, progress_bar
 from .objective import Objective, Stage
 from .output import outlived_output
 from .precision import DTYPES, resolve
+from .run import end_run
 from .task import Progress, TaskData
 
 WAITS = (1.0, 4.0, 15.0, 40.0)
@@ -133,6 +134,8 @@ def train(
         if status != "interrupted" and config.patience is not None and (folder / "best").exists():
             _load_weights(average, folder / "best", dist)
         _whole(_save_model(average, folder / "model", dist), folder)
+        if dist.main:
+            end_run(folder, status=status, step=clock.step, minutes=round(clock.elapsed / 60, 3))
         return Result(status, clock.step, trainer.loss, valid_loss, clock.elapsed / 60, interrupt.signal)
 
 

@@ -44,8 +44,8 @@ def output_of(capsys):
 def test_help_shows_each_command_and_a_first_run(words, capsys):
     assert dforce(*words) == 0
     out, _ = output_of(capsys)
-    for part in ("dforce list", "dforce train RECIPE", "dforce eval RUN", "dforce sample RUN", "dforce report RUN", "mymodule:myfunction"):
-        assert part in out
+    for part in ("list", "train RECIPE", "eval RUN", "sample RUN", "report RUN", "verify RUN", "train mymodule:myfunction"):
+        assert f"dforce {part}" in out
 
 
 def test_help_says_where_options_go(capsys):
