@@ -30,6 +30,10 @@ from .image_tokens import ImageTokens
 from .tokens import ACTIONS, STATE, ModalityTokens
 
 Level = int | float | NDArray[Any] | Mapping[str, Any]
+FAR = 1000
+"""Standard deviations from the demonstrations beyond which an observation is a broken sensor's: far more than a network can be asked to
+continue, and far less than makes its state overflow.
+"""
 NEVER = 2**30
 """Timesteps since a sensor was observed, if it never was."""
 
@@ -122,6 +126,7 @@ class ImitationAgent:
         levels = self._check_levels(level)
         raw = [self._check_sensor(name, observation.get(name), levels[:, i]) for i, name in enumerate(self.sensors)]
         tokens = torch.cat([self.codec.encode_modality(name, one[:, None]) for name, one in zip(self.sensors, raw, strict=True)], dim=1)
+        self._check_near(tokens, levels)
         noisy, denoised = self._add_noise(tokens, levels), self._to_denoise(levels)
         if denoised.any():
             for i in range(len(self.sensors)):
@@ -233,6 +238,16 @@ class ImitationAgent:
                 raise ValueError(f"a level is from 0 (trust) to {top} (ignore); got {one} for {name}")
             columns.append(torch.as_tensor(np.broadcast_to(np.round(one).astype(np.int64), (self.n,)).copy()))
         return torch.stack(columns, dim=1)
+
+    def _check_near(self, tokens: Tensor, levels: Tensor) -> None:
+        """Refuse observations, as tokens (n, sensors, width), that no demonstration is near, before anything is remembered of them."""
+        size = tokens.abs().amax(2)
+        far = ((size > FAR) | ~size.isfinite()) & (levels < self.model.schedule.levels)
+        for robot, sensor in far.nonzero().tolist()[:1]:
+            raise ValueError(
+                f"{self.sensors[sensor]} of robot {robot} is {float(size[robot, sensor]):.3g} standard deviations from the demonstrations, "
+                f"and {FAR} are taken at most; ignore it by its level, {self.model.schedule.levels}"
+            )
 
     def _check_sensor(self, name: str, raw: Any, levels: Tensor) -> Tensor:
         """A sensor's observation (n, *shape); zeros where it is missing or not finite at level K."""

@@ -204,6 +204,19 @@ def test_a_sensor_that_is_missing_may_be_ignored(model):
 NANS = np.array([[0, 0], [np.nan, 0]], dtype=np.float32)
 
 
+def test_one_bad_observation_poisons_no_later_action(model):
+    """It is refused before it is remembered; ignored by its level, nothing of it is."""
+    agent, other = agent_of(model), agent_of(model)
+    first = observation()
+    np.testing.assert_array_equal(agent.act(first), other.act(first))
+    for bad in (np.nan, np.inf, 1e30, -1e6):
+        with pytest.raises(ValueError, match="ignore it by its level, 100"):
+            agent.act(observation(state=np.full((2, 2), bad, np.float32)))
+    np.testing.assert_array_equal(agent.act(observation(seed=1)), other.act(observation(seed=1)))
+    actions = [agent.act(observation(state=np.full((2, 2), bad, np.float32)), {"state": K}) for bad in (np.nan, 1e30)]
+    assert np.isfinite([*actions, *(agent.act(observation(seed=seed)) for seed in range(5))]).all()
+
+
 @pytest.mark.parametrize(
     ("raw", "level", "words"),
     [
