@@ -83,7 +83,7 @@ def test_two_processes_go_on_from_where_one_stopped(tmp_path, monkeypatch):
     assert dforce(*words, "one") == 0
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
-        assert dforce(*words, "two") == 130
+        assert dforce(*words, "two") == 143
     ended = torchrun(tmp_path, *words, "two")
     assert ended.returncode == 0, ended.stderr[-3000:]
     check_same(tmp_path / "runs" / "one", tmp_path / "runs" / "two")
