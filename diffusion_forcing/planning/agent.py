@@ -25,13 +25,13 @@ from ..model import DiffusionForcing
 from ..monte_carlo import MonteCarlo
 from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
-from .envs.maze2d import Array, Bools, Maze, by_name, check_inside
+from .envs.maze2d import GOAL_RADIUS, Array, Bools, Maze, by_name, check_inside
 from .episodes import Counts, Policy
 from .guidance import disagreement, guidance_scale
 from .horizon import HorizonControl
 from .options import PLAN_SAMPLER, PlanOptions
-from .rewards import Reward, TrackingReward, Trajectory, reach, scaled
-from .tokens import present_frames
+from .rewards import Reward, TrackingReward, Trajectory, earn, reach, scaled
+from .tokens import choices, present_frames, tokens_per_stack
 
 Frames = NDArray[np.float32]
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, levels), see `sampling.sample`
@@ -116,13 +116,16 @@ class PlanningAgent(Policy):
         due = self.horizon.due(self.age, np.isfinite(self.plan[..., 0]).sum(1), error, adaptive)
         if reward is not None and due.any():
             due[:] = True  # a reward may depend on all balls at once
+        if self.maze.chance is not None and problem.goal is not None:  # the goal holds the ball
+            due &= (np.linalg.norm(problem.observation[:, :2] - problem.goal, axis=1) > GOAL_RADIUS) | ~self.horizon.started
         if due.any():
             replaced = due & self.horizon.started
             if replaced.any():
                 self.counts.errors.append(error[replaced])
             self.horizon.review(due, error, adaptive)
             self._replan(problem.select(np.flatnonzero(due)))
-        action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), self.age, :2]), -1, 1)
+        age = np.minimum(self.age, self.plan.shape[1] - 1)
+        action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), age, :2]), -1, 1)
         self.age += 1
         self.time += 1
         self.last_action = action.copy()
@@ -253,34 +256,58 @@ class PlanningAgent(Policy):
         """One guided sample of plans (m, t, 6); of several candidates the one with the highest reward."""
         options, schedule = self.options, self.model.schedule
         context = self._context(problem).repeat_interleave(options.candidates, dim=0)
-        known = context.shape[1]
-        noise = self.sampler.temperature * torch.randn(len(context), length, context.shape[-1], generator=self.generator)
+        known, tokens = context.shape[1], length * tokens_per_stack(self.codec)
+        noise = self.sampler.temperature * torch.randn(len(context), tokens, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
-        matrix = check_all_noise(self.sampler.matrix_for(schedule, length), schedule)
-        matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
+        matrix = check_all_noise(self.sampler.matrix_for(schedule, 1 if options.only_next else tokens), schedule)
+        absent = matrix.new_full((len(matrix), known + tokens - matrix.shape[1]), schedule.levels)
+        absent[:, :known] = 0
+        matrix = torch.cat([absent[:, :known], matrix, absent[:, known:]], dim=1)
         reward = self._reward(problem)
-        token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
+        token_reward = lambda sequence: reward(_trajectory(self.codec.decode(sequence[:, known:])))  # noqa: E731
         denoise: Any = self.model.denoiser(cache=True)
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
-            futures = MonteCarlo(options.draws, options.futures, slope=int(self.model.traits.causal))
             denoise = guide(
-                denoise, schedule, token_reward, scale, draws=futures, form=options.form, levels=(low, high), generator=self.generator
-            )
+                denoise, schedule, token_reward, scale, draws=self._futures(known + tokens), form=options.form, levels=(low, high),
+                generator=self.generator,
+            )  # fmt: skip
         x = sample(denoise, schedule, x, self.sampler.along(matrix), generator=self.generator, on_step=on_step)
+        if options.only_next:
+            x = self._outcome(x[:, : known + tokens_per_stack(self.codec)], known)
         if options.candidates > 1:
             score = torch.nan_to_num(token_reward(x), nan=-torch.inf).unflatten(0, (-1, options.candidates))
             x = x.unflatten(0, (-1, options.candidates))[torch.arange(len(score)), score.argmax(1)]
         return self.codec.decode(x[:, known:]).numpy()
+
+    def _futures(self, tokens: int) -> MonteCarlo:
+        """Over which futures the reward of sequences of so many tokens is averaged."""
+        options = self.options
+        slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
+        return MonteCarlo(
+            options.draws, options.futures, steps=options.future_steps, slope=slope, estimator=options.estimator, risk=options.risk,
+            chosen=choices(self.codec, tokens) if options.expectimax else None, inner_draws=options.inner_draws,
+        )  # fmt: skip
+
+    def _outcome(self, x: Tensor, known: int) -> Tensor:
+        """One unguided sample of what the next actions lead to: tokens x (n, t, d), decided up to these actions, token `known`."""
+        if x.shape[1] == known + 1:
+            return x
+        matrix = self.sampler.matrix_for(self.model.schedule, x.shape[1])
+        matrix[:, : known + 1] = 0
+        return sample(self.model.denoiser(cache=True), self.model.schedule, x, self.sampler.along(matrix), generator=self.generator)
 
     def _reward(self, problem: Problem) -> Reward:
         """The reward of plans: towards a goal half as strong for every plan that failed."""
         if problem.reward is not None:
             return problem.reward
         assert problem.goal is not None
+        goal = torch.from_numpy(problem.goal.astype(np.float32))
+        if self.options.reward == "earn":
+            return earn(self.maze, goal, self.options.softness)
         weight = 0.5 ** self.horizon.failures[problem.balls].astype(np.float32)
-        return scaled(reach(torch.from_numpy(problem.goal.astype(np.float32))), torch.from_numpy(weight))
+        return scaled(reach(goal), torch.from_numpy(weight))
 
     def _context(self, problem: Problem) -> Tensor:
         """Clean tokens (m, c, d) that a plan continues: the present; with memory, past tokens after the present of the first of them."""

@@ -10,6 +10,7 @@ from ..engine.config import Experiment, ModelConfig, TrainConfig, replace
 from ..engine.objective import Denoising
 from .options import PLAN_SAMPLER, PlanOptions
 from .task import Maze2D
+from .windy import WindyMaze2D
 
 PLAN = {
     "umaze": PlanOptions(scale=0.1, short_plan_scale=4.0),
@@ -57,6 +58,21 @@ def _paper(maze: Any) -> Experiment:
         TrainConfig(steps=50_000, batch=2048, accumulate=16, lr=5e-4, warmup=1000, ema=0.999),
         Denoising(clean_context_prob=0.5),
     )
+
+
+def windy(backbone: str = "gru") -> Experiment:
+    """The maze with wind and a pit, whose tokens hold actions or what they led to. Causal networks."""
+    train = TrainConfig(
+        steps=None, minutes=8.0, batch=128, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=1000,
+        log_every=100, threads=1,
+    )  # fmt: skip
+    network: RNNConfig | TransformerConfig = (
+        RNNConfig(hidden=96, layers=1, blocks=2) if backbone == "gru" else TransformerConfig(hidden=64, layers=3, heads=4)
+    )
+    return Experiment(
+        WindyMaze2D(), ModelConfig(network, schedule="linear"), train,
+        Denoising(draw="independent+staircase+staircase+staircase", clean_context_prob=1.0),
+    )  # fmt: skip
 
 
 def diffuser(experiment: Experiment) -> Experiment:

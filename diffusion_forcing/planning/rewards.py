@@ -4,6 +4,7 @@ reach    a goal as soon as possible, and stay
 arrive   a goal at any time
 visit    waypoints in order
 avoid    a disc to stay out of; add it to another reward
+earn     what the maze itself pays: steps from the arrival on, less the cost of its pit
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .envs.maze2d import GOAL_RADIUS
+from .envs.maze2d import GOAL_RADIUS, OFFSET, Maze
 
 
 class Trajectory(NamedTuple):
@@ -102,6 +104,29 @@ def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
 
     def reward(plan: Trajectory) -> Tensor:
         return -strength * (radius - distance(plan.position, _per_plan(centre, plan)[:, None])).clamp(min=0).sum(1)
+
+    return reward
+
+
+def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5) -> Reward:
+    """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of each frame in the pit
+    before it.
+
+    softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: frames from one
+    that is looked at to the next.
+    """
+    cost = maze.chance.cost if maze.chance else 0.0
+    pit = torch.from_numpy(np.argwhere(maze.tiles("P"))).float() - OFFSET  # centres of its tiles (p, 2)
+
+    def reward(plan: Trajectory) -> Tensor:
+        position = plan.position[:, every - 1 :: every]
+        arriving = torch.sigmoid((GOAL_RADIUS - distance(position, _per_plan(goal, plan)[:, None])) / softness)
+        before = (1 - arriving).cumprod(1)
+        paid = 1 - before
+        if cost and len(pit):
+            depth = 0.5 - (position[:, :, None] - pit).abs().amax(-1)  # (b, t, p), inside of each tile
+            paid = paid - cost * before * torch.sigmoid(depth.amax(-1) / (0.1 * softness + 0.01))
+        return every * paid.sum(1)
 
     return reward
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..codecs import Chain
 from ..engine.log import progress_bar
 from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..preconditioning import WienerSmoother
@@ -27,6 +28,7 @@ from .baselines.scripted import RandomPolicy, ScriptedPolicy
 from .baselines.zeroed import zero_network
 from .dynamics import motion_constraint
 from .envs.maze2d import GOAL_RADIUS, Array, Balls, Maze, by_name
+from .envs.windy import make_balls
 from .episodes import Counts, Episodes, Policy, play
 from .options import PLAN_SAMPLER, PlanOptions
 from .scores import POLICIES, PolicyName, failure_warnings, tables
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 class Maze2D(Task):
     """A ball in a maze: what a model is trained on, and how it is evaluated."""
 
-    maze: Literal["umaze", "medium", "large"] = "medium"
+    maze: Literal["umaze", "medium", "large", "windy"] = "medium"
     """Which maze."""
     multi: bool = False
     """Evaluate with a random goal for each episode (Multi2D) instead of the fixed one."""
@@ -100,7 +102,7 @@ class Maze2D(Task):
     def data(self) -> TaskData:
         """Windows that start anywhere; one stream in 32 is kept for validation."""
         frames, before = frames_of(store.read(self.data_file or self.prepare()))
-        codec = fit_codec(frames, self.frame_stack)
+        codec = self.fit_codec(frames)
         long = torch.isfinite(frames).all(-1).sum(1) >= self.tokens * self.frame_stack
         if long.any():  # otherwise FrameWindows raises
             frames, before = frames[long], before[long]
@@ -117,6 +119,10 @@ class Maze2D(Task):
             tokens = train.read(train.every(2000)).x[:, 1:]  # the present is not a token of the stream
             smoother = WienerSmoother.fit(torch.cat([tokens, tokens[:, -1:]], dim=1), position_numbers(self.frame_stack))
         return TaskData(train, valid, codec, constraint, smoother)
+
+    def fit_codec(self, frames: Tensor) -> Chain:
+        """The codec of frames (s, t, 6)."""
+        return fit_codec(frames, self.frame_stack)
 
     def prepare(self, progress: Progress | None = None) -> Path:
         """The file of the collected data, made on first use."""
@@ -147,7 +153,7 @@ class Maze2D(Task):
         counts: list[Counts] = []
         for i, first in enumerate(range(0, number, self.parallel_episodes)):
             policy = self.agent(model, seed=1000 * seed + i)
-            balls = Balls(self.world, min(self.parallel_episodes, number - first), multi=self.multi, seed=1000 * seed + i)
+            balls = make_balls(self.world, min(self.parallel_episodes, number - first), multi=self.multi, seed=1000 * seed + i)
 
             def report(what: str, done: int, total: int, first: int = first) -> None:
                 if progress is not None:
