@@ -22,6 +22,9 @@ STREAMS = 64
 NOISE = 0.5
 """Standard deviation of the collector's action noise."""
 
+CAREFUL = 0.25
+"""Of the collector's walks in a maze with chance, how many shun the wind and the pit."""
+
 
 class Transitions(NamedTuple):
     """Streams of transitions: observations (s, t, 4) and actions (s, t, 2), float32. Each stream is one uninterrupted walk."""
@@ -34,7 +37,8 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Progress | No
     """The benchmark's noisy collector: walk to a random cell, then to the next one, without end, with noise on every action.
 
     As there, the observation is not updated in the step in which the target changes, so that one is recorded twice
-    (`interpolate_repeats` repairs it). In a maze with chance, half of the walks take the short way through the wind, the others shun it.
+    (`interpolate_repeats` repairs it). In a maze with chance some walks take the short way, wind or not, the
+    others shun it.
     """
     rng = np.random.default_rng(seed)
     number = min(STREAMS, transitions)
@@ -58,7 +62,7 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Progress | No
         if arrived.any():
             target[arrived] = random_points(int(arrived.sum()))
             if gusts is not None:
-                controller.careful[arrived] = rng.random(int(arrived.sum())) < 0.5
+                controller.careful[arrived] = rng.random(int(arrived.sum())) < CAREFUL
         if progress is not None and (t % 200 == 199 or t == length - 1):
             progress(f"collecting data in the {maze.name} maze", (t + 1) * number, length * number)
     return Transitions(observations, actions)

@@ -41,11 +41,11 @@ class Chance:
 
     force: tuple[float, float] = (200.0, 0.0)
     """Of a gust in newtons, along rows and columns. Twice what the ball can muster: who is caught is carried away."""
-    probability: float = 0.4
+    probability: float = 0.3
     """That a gust blows, drawn anew every `hold` steps."""
     hold: int = 25
     """Steps for which a gust or a lull lasts."""
-    cost: float = 5.0
+    cost: float = 12.0
     """Reward lost in each step in the pit."""
 
 
@@ -125,7 +125,7 @@ MAZES = {
         800, 6.7, 273.99,
     ),
 }  # fmt: skip
-WINDY = Maze("windy", ("######", "#OOOO#", "#O##O#", "#S~~G#", "##PP##", "######"), 300, 0.0, 100.0, Chance())
+WINDY = Maze("windy", ("######", "#OOOO#", "#O##O#", "#S~~G#", "##PP##", "######"), 400, 0.0, 100.0, Chance())
 """The short way to the goal passes a pit in the wind; the way round is twice as long. See `windy`."""
 
 
