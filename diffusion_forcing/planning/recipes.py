@@ -63,7 +63,7 @@ def _paper(maze: Any) -> Experiment:
 def windy(backbone: str = "gru") -> Experiment:
     """The maze with wind and a pit, whose tokens hold actions or what they led to. Causal networks."""
     train = TrainConfig(
-        steps=None, minutes=8.0, batch=128, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=1000,
+        steps=None, minutes=8.0, batch=64, optimizer="muon", lr=3e-3, muon_lr=0.02, warmup=200, ema=0.998, validate_every=1000,
         log_every=100, threads=1,
     )  # fmt: skip
     network: RNNConfig | TransformerConfig = (
