@@ -49,6 +49,9 @@ class MonteCarlo:
     slope: int = 1
     """Of fresh futures: steps by which each token lags behind the one before. 0, all at once, is exact for a model that sees the whole
     sequence; a causal one decides each token given those before, so `steps`, one after the other, is exact and 1 or 2 close."""
+    causal: bool = False
+    """Of fresh futures: the denoiser is causal, so that tokens which a roll-out has not reached need not be asked for. The same numbers
+    sooner, unless later choices are guided."""
     estimator: Estimator = "pathwise"
     """Of fresh futures. pathwise: the gradient of the reward through the sampled futures. covariance: no gradient; the present is sampled
     too, and its covariance with the reward is the gradient of the expected reward. For any reward, such as a simulator's or a count."""
@@ -164,9 +167,10 @@ def _fresh_futures(
     """
     _, future = plan.split(x, k)
     mine = plan.choices(x) & expand(future, x)
+    steered = plan.chosen is not None and plan.inner_draws > 0
     x, k, future, mine = (part.repeat_interleave(plan.draws, dim=0) for part in (x, k, future, mine))
     x = torch.where(expand(future, x), torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device), x)
-    if plan.chosen is not None and plan.inner_draws > 0:
+    if steered:
         denoise = steer(plan.within(mine))
     sampled = plan.estimator == "covariance"
     moves = k > 0 if sampled else future
@@ -181,13 +185,27 @@ def _fresh_futures(
         # Even levels for the future; squares for the present: its last step is small, since what that leaves open the covariance misses.
         k_next = torch.where(future, first * left // plan.steps, first * left**2 // plan.steps**2)
         k_next = torch.where(moves, k_next, first)
-        pred, levels = denoise(x, k), amplitudes(schedule, k, k_next, x)
+        asked = _reached(k, k_next) if plan.causal and not steered else x.shape[1]
+        part, rest = x[:, :asked], x[:, asked:]
+        pred, levels = denoise(part, k[:, :asked]), amplitudes(schedule, k[:, :asked], k_next[:, :asked], part)
         if sampled:
-            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-            variance = _variance(x / levels.alpha, pred.x0, (levels.sigma / levels.alpha) ** 2, plan.draws)
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)[:, :asked]
+            variance = _variance(part / levels.alpha, pred.x0, (levels.sigma / levels.alpha) ** 2, plan.draws)
             variance = variance.masked_fill(levels.sigma_next == 0, TINY)
-        x, k = solver_step(x, pred, levels, Sampler(), noise, present, variance), k_next
-    return torch.where(expand(moves, x), x, pred.x0)
+        part = solver_step(part, pred, levels, Sampler(), noise, None if present is None else present[:, :asked], variance)
+        x, k = torch.cat([part, rest], dim=1), k_next
+    return torch.where(expand(moves, x), x, _filled(pred.x0, x))
+
+
+def _reached(k: Tensor, k_next: Tensor) -> int:
+    """Tokens up to the last one that moves between levels k and k_next (b, t); all where none does."""
+    moving = (k_next != k).any(0).nonzero()
+    return int(moving[-1]) + 1 if len(moving) else k.shape[1]
+
+
+def _filled(x0: Tensor, x: Tensor) -> Tensor:
+    """Predictions x0 (b, n, *event) of the first tokens of x (b, t, *event), followed by the others as they are."""
+    return x0 if x0.shape == x.shape else torch.cat([x0, x[:, x0.shape[1] :]], dim=1)
 
 
 def _variance(y: Tensor, x0: Tensor, noise: Tensor, draws: int) -> Tensor:

@@ -286,7 +286,7 @@ class PlanningAgent(Policy):
         options = self.options
         slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
         return MonteCarlo(
-            options.draws, options.futures, steps=options.future_steps, slope=slope, estimator=options.estimator, risk=options.risk,
+            options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator, risk=options.risk,
             chosen=choices(self.codec, tokens) if options.expectimax else None, inner_draws=options.inner_draws,
         )  # fmt: skip
 
