@@ -55,6 +55,10 @@ class MonteCarlo:
     estimator: Estimator = "pathwise"
     """Of fresh futures. pathwise: the gradient of the reward through the sampled futures. covariance: no gradient; the present is sampled
     too, and its covariance with the reward is the gradient of the expected reward. For any reward, such as a simulator's or a count."""
+    spread: float | None = None
+    """Of the covariance: rewards that vary more than that from draw to draw (their standard deviation) are scaled down to it. Guidance of
+    scale s then moves the present by at most s * spread standard deviations of what is left open, however much is at stake; without it
+    tokens leave the data where stakes are high. None: never."""
     risk: float = 0.0
     """0: the expected reward E[r]. Otherwise log E[exp(risk r)] / risk: below 0 averse to risk, above 0 seeking it. With fresh futures
     risk = scale samples the joint posterior p(x) exp(scale r)."""
@@ -77,6 +81,8 @@ class MonteCarlo:
                              f"draws={self.draws}: MonteCarlo(16, 'fresh', estimator='covariance')")  # fmt: skip
         if self.slope < 0 or self.inner_draws < 0:
             raise ValueError(f"slope and inner_draws count from 0; got slope={self.slope}, inner_draws={self.inner_draws}")
+        if self.spread is not None and not self.spread > 0:
+            raise ValueError(f"spread is a standard deviation of rewards, above 0, or None; got {self.spread}")
         if not math.isfinite(self.risk):
             raise ValueError(f"risk is a finite number, 0 for the expectation; got {self.risk}")
         if self.chosen is not None and self.chosen.dtype != torch.bool:
@@ -141,12 +147,32 @@ def reward_gradient(
     return (pred if x.requires_grad else Prediction(pred.x0.detach(), pred.eps.detach(), pred.grad)), grad
 
 
+def expected_reward(
+    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, x: Tensor, k: Tensor, plan: MonteCarlo, generator: Generator | None = None
+) -> Tensor:
+    """(b,), the reward averaged over fresh futures of tokens x (b, t, *event), of which those at level 0 are decided.
+
+    Plans that are ranked by it are ranked by what may come of them; ranked by a reward of their own future, by their luck. Later choices are
+    made as in the data.
+    """
+    plan = replace(plan, futures="fresh", estimator="covariance", draws=max(2, plan.draws), chosen=None)
+    with torch.no_grad():
+        score = _score(reward, _fresh_futures(denoise, schedule, x, k, plan, _unsteered, generator)).unflatten(0, (len(x), plan.draws))
+    return torch.logsumexp(plan.risk * score, 1) / plan.risk - math.log(plan.draws) / plan.risk if plan.risk else score.mean(1)
+
+
+def _unsteered(plan: MonteCarlo) -> Denoise:
+    raise ValueError("later choices are made as in the data where nothing is guided")
+
+
 def _covariance(schedule: NoiseSchedule, reward: Reward, k: Tensor, clean: Tensor, plan: MonteCarlo) -> Tensor:
     """grad_x E[r | x] = alpha / sigma^2 Cov(r, clean tokens | x): Tweedie's formula, for samples of all tokens given x."""
     score = _score(reward, clean).to(clean).unflatten(0, (len(k), plan.draws))
     if not torch.isfinite(score).all():
         raise ValueError("the reward of a sampled future is NaN or infinite, and so would be the covariance; give bad futures a finite "
                          "penalty, as by torch.nan_to_num(score, nan=-100.0, neginf=-100.0)")  # fmt: skip
+    if plan.spread is not None:
+        score = score * (plan.spread / score.std(1, keepdim=True).clamp(min=TINY)).clamp(max=1)
     if plan.risk:
         weight = (torch.softmax(plan.risk * score, 1) - 1 / plan.draws) / plan.risk
     else:

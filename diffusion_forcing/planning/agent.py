@@ -22,7 +22,7 @@ from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import guide
 from ..model import DiffusionForcing
-from ..monte_carlo import MonteCarlo
+from ..monte_carlo import MonteCarlo, expected_reward
 from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
 from .envs.maze2d import GOAL_RADIUS, Array, Bools, Maze, by_name, check_inside
@@ -274,11 +274,12 @@ class PlanningAgent(Policy):
                 generator=self.generator,
             )  # fmt: skip
         x = sample(denoise, schedule, x, self.sampler.along(matrix), generator=self.generator, on_step=on_step)
+        if options.candidates > 1:
+            worth = self._expected(token_reward, x, matrix[-1]) if options.only_next else token_reward(x)
+            score = torch.nan_to_num(worth, nan=-torch.inf).unflatten(0, (-1, options.candidates))
+            x = x.unflatten(0, (-1, options.candidates))[torch.arange(len(score)), score.argmax(1)]
         if options.only_next:
             x = self._outcome(x[:, : known + tokens_per_stack(self.codec)], known)
-        if options.candidates > 1:
-            score = torch.nan_to_num(token_reward(x), nan=-torch.inf).unflatten(0, (-1, options.candidates))
-            x = x.unflatten(0, (-1, options.candidates))[torch.arange(len(score)), score.argmax(1)]
         return self.codec.decode(x[:, known:]).numpy()
 
     def _futures(self, tokens: int) -> MonteCarlo:
@@ -286,9 +287,14 @@ class PlanningAgent(Policy):
         options = self.options
         slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
         return MonteCarlo(
-            options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator, risk=options.risk,
-            chosen=choices(self.codec, tokens) if options.expectimax else None, inner_draws=options.inner_draws,
+            options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator,
+            spread=options.spread, risk=options.risk, chosen=choices(self.codec, tokens) if options.expectimax else None, inner_draws=options.inner_draws,
         )  # fmt: skip
+
+    def _expected(self, token_reward: Callable[[Tensor], Tensor], x: Tensor, levels: Tensor) -> Tensor:
+        """(n,), the expected reward of tokens x (n, t, d), decided where levels (t,) are 0."""
+        denoise, futures = self.model.denoiser(cache=True), self._futures(x.shape[1])
+        return expected_reward(denoise, self.model.schedule, token_reward, x, levels.expand(x.shape[:2]), futures, self.generator)
 
     def _outcome(self, x: Tensor, known: int) -> Tensor:
         """One unguided sample of what the next actions lead to: tokens x (n, t, d), decided up to these actions, token `known`."""
@@ -305,7 +311,7 @@ class PlanningAgent(Policy):
         assert problem.goal is not None
         goal = torch.from_numpy(problem.goal.astype(np.float32))
         if self.options.reward == "earn":
-            return earn(self.maze, goal, self.options.softness)
+            return earn(self.maze, goal, self.options.softness, progress=self.options.progress)
         weight = 0.5 ** self.horizon.failures[problem.balls].astype(np.float32)
         return scaled(reach(goal), torch.from_numpy(weight))
 

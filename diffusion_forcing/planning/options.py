@@ -38,6 +38,9 @@ class PlanOptions:
     """Guide actions only, never what they lead to, and later actions within fresh futures as well. For tokens that hold either."""
     inner_draws: int = 1
     """Expectimax: futures by which later actions within futures are guided. 1: the predicted mean; 0: they are made as in the data."""
+    spread: float | None = None
+    """Covariance: the standard deviation to which rewards that vary more from draw to draw are scaled down, so that guidance moves actions
+    by `scale * spread` standard deviations at most. None: never."""
     risk: float = 0.0
     """Monte Carlo guidance: 0 for the expected reward, below averse to risk, above seeking it."""
     only_next: bool = False
@@ -46,6 +49,8 @@ class PlanOptions:
     """What a goal is worth. reach: minus the distance to it; earn: the maze's own return, steps from the arrival on less costs."""
     softness: float = 0.1
     """Of the reward "earn": metres over which the edges of goal and pit are smoothed."""
+    progress: float = 0.0
+    """Of the reward "earn": taken for each metre from the goal in each frame before the arrival, for plans too short to arrive."""
     candidates: int = 1
     """Plans sampled at a time, of which the one with the highest reward is kept."""
     replan: int = 20

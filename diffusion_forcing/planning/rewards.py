@@ -108,21 +108,22 @@ def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
     return reward
 
 
-def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5) -> Reward:
+def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, progress: float = 0.0) -> Reward:
     """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of each frame in the pit
     before it.
 
     softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: frames from one
-    that is looked at to the next.
+    that is looked at to the next. progress: taken for each metre from the goal, each frame before the arrival: a sense of direction where
+    plans end before they arrive.
     """
     cost = maze.chance.cost if maze.chance else 0.0
     pit = torch.from_numpy(np.argwhere(maze.tiles("P"))).float() - OFFSET  # centres of its tiles (p, 2)
 
     def reward(plan: Trajectory) -> Tensor:
         position = plan.position[:, every - 1 :: every]
-        arriving = torch.sigmoid((GOAL_RADIUS - distance(position, _per_plan(goal, plan)[:, None])) / softness)
-        before = (1 - arriving).cumprod(1)
-        paid = 1 - before
+        away = distance(position, _per_plan(goal, plan)[:, None])
+        before = (1 - torch.sigmoid((GOAL_RADIUS - away) / softness)).cumprod(1)
+        paid = 1 - before - progress * before * away
         if cost and len(pit):
             depth = 0.5 - (position[:, :, None] - pit).abs().amax(-1)  # (b, t, p), inside of each tile
             paid = paid - cost * before * torch.sigmoid(depth.amax(-1) / (0.1 * softness + 0.01))
