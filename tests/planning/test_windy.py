@@ -66,7 +66,7 @@ def test_the_goal_holds_the_ball_and_the_pit_costs():
     balls.position = np.stack([WINDY.goal - [0.49, 0.0], PIT, START])
     balls.velocity = np.zeros((3, 2))
     _, reward, _ = balls.step(np.zeros((3, 2)))
-    assert reward.tolist() == [1.0, -12.0, 0.0]
+    assert reward.tolist() == [1.0, -8.0, 0.0]
     held = balls.position[0].copy()
     for _ in range(5):
         _, reward, _ = balls.step(np.ones((3, 2)))

@@ -45,7 +45,7 @@ class Chance:
     """That a gust blows, drawn anew every `hold` steps."""
     hold: int = 25
     """Steps for which a gust or a lull lasts."""
-    cost: float = 12.0
+    cost: float = 8.0
     """Reward lost in each step in the pit."""
 
 

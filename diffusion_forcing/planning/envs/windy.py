@@ -11,10 +11,6 @@ import numpy as np
 from .maze2d import GOAL_RADIUS, Array, Balls, Bools, Maze, step
 
 
-SPEED = 1.0
-"""Standard deviation of the velocity at the start. A ball at rest is rare in the data, which never stand still."""
-
-
 class Gusts:
     """The wind that blows on each of n balls. It does not depend on what they do: the same seed is the same wind."""
 
@@ -44,7 +40,6 @@ class WindyBalls(Balls):
         starts = np.argwhere(self.maze.tiles("S"))
         if not self.multi and len(starts):
             self.position += starts[self.rng.integers(len(starts), size=self.number)] - np.round(self.position)
-        self.velocity = SPEED / 0.1 * self.velocity
         self.gusts = Gusts(self.maze, self.number, np.random.default_rng(self.rng.integers(2**63)))
         self.arrived = np.zeros(self.number, dtype=bool)
         self.pit_steps = np.zeros(self.number, dtype=np.int64)
