@@ -148,8 +148,9 @@ def reward_gradient(
 
 
 def expected_reward(
-    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, x: Tensor, k: Tensor, plan: MonteCarlo, generator: Generator | None = None
-) -> Tensor:
+    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, x: Tensor, k: Tensor, plan: MonteCarlo,
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
     """(b,), the reward averaged over fresh futures of tokens x (b, t, *event), of which those at level 0 are decided.
 
     Plans that are ranked by it are ranked by what may come of them; ranked by a reward of their own future, by their luck. Later choices are

@@ -288,7 +288,8 @@ class PlanningAgent(Policy):
         slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
         return MonteCarlo(
             options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator,
-            spread=options.spread, risk=options.risk, chosen=choices(self.codec, tokens) if options.expectimax else None, inner_draws=options.inner_draws,
+            spread=options.spread, risk=options.risk, chosen=choices(self.codec, tokens) if options.expectimax else None,
+            inner_draws=options.inner_draws,
         )  # fmt: skip
 
     def _expected(self, token_reward: Callable[[Tensor], Tensor], x: Tensor, levels: Tensor) -> Tensor:

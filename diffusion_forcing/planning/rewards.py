@@ -109,8 +109,7 @@ def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
 
 
 def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, progress: float = 0.0) -> Reward:
-    """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of each frame in the pit
-    before it.
+    """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of frames in the pit.
 
     softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: frames from one
     that is looked at to the next. progress: taken for each metre from the goal, each frame before the arrival: a sense of direction where

@@ -106,8 +106,9 @@ def position_numbers(frame_stack: int) -> list[int]:
 class FrameWindows(Source):
     """Windows that start at any frame of any stream: a present token, then length-1 tokens of `stack` frames, encoded when read.
 
-    frames, before: as from `frames_of`. event: the shape of a token; a codec may make several of one stack. short: fraction of the batches whose windows are cut into pieces of
-    one random length, each with a present of its own, so that short plans are learned too.
+    frames, before: as from `frames_of`. event: the shape of a token; a codec may make several of one stack. short: fraction
+    of the batches whose windows are cut into pieces of one random length, each with a present of its own, so that short plans are learned
+    too.
     """
 
     cond_width = 0

@@ -111,7 +111,7 @@ class WindyMaze2D(Maze2D):
     """Which maze; one with chance."""
     policy: ChancePolicy = "agent"  # type: ignore[assignment]
     """Who acts. agent: the planning agent. zeroed: its control, the network's output set to zero. dynamic_programming: the ceiling, which
-    knows maze and odds. careful and scripted: a controller that knows the maze, round the wind or the shortest way. random: random forces."""
+    knows maze and odds. careful, scripted: a controller that knows the maze, round the wind or the shortest way. random: random forces."""
     sampler: Sampler = SAMPLER
     """How a plan is denoised."""
     plan: PlanOptions = FRESH

@@ -382,7 +382,9 @@ def test_a_causal_network_is_asked_for_the_tokens_reached_only(estimator):
 
     def prediction(causal, slope):
         plan = MonteCarlo(4, "fresh", steps=3, slope=slope, estimator=estimator, causal=causal)
-        return guide(spy, model.schedule, last, 1.0, draws=plan, form="eps", generator=seeded(0))(noise(2, 6).float(), levels(0, *[K] * 5, n=2))
+        return guide(spy, model.schedule, last, 1.0, draws=plan, form="eps", generator=seeded(0))(
+            noise(2, 6).float(), levels(0, *[K] * 5, n=2)
+        )
 
     for slope in (0, 1, 3):
         shown.clear()
@@ -413,7 +415,9 @@ def test_plans_are_ranked_by_what_may_come_of_them(choice, worth):
     plan = MonteCarlo(1000, "fresh", steps=10)
     value = expected_reward(GAMBLE.process.denoiser(True), gambles.SCHEDULE, last, x, levels(0, K, n=2), plan, seeded(0))
     assert torch.allclose(value, torch.full((2,), worth, dtype=value.dtype), atol=0.12)
-    averse = expected_reward(GAMBLE.process.denoiser(True), gambles.SCHEDULE, last, x, levels(0, K, n=2), replace(plan, risk=-2.0), seeded(0))
+    averse = expected_reward(
+        GAMBLE.process.denoiser(True), gambles.SCHEDULE, last, x, levels(0, K, n=2), replace(plan, risk=-2.0), seeded(0)
+    )
     assert (averse < value).all()
 
 
