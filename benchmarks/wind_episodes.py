@@ -55,7 +55,9 @@ class Options:
 
 def policies(options: Options) -> dict[str, Policy]:
     """Who acts, by the name of the row."""
-    model = load_run(run_folder(options.run))[1]
+    experiment, model = load_run(run_folder(options.run))
+    task: Any = experiment.task
+    value = task.place_value()
     rows: dict[str, Policy] = {}
     for name in options.only:
         if name not in GUIDANCE:
@@ -64,7 +66,7 @@ def policies(options: Options) -> dict[str, Policy]:
         sampler, plan = GUIDANCE[name]
         for scale in options.scale or (plan.scale,):
             label = f"{name}, scale {scale:g}" if options.scale else name
-            rows[label] = PlanningAgent(model, WINDY, sampler=sampler, options=replace(plan, scale=scale))
+            rows[label] = PlanningAgent(model, WINDY, sampler=sampler, options=replace(plan, scale=scale), value=value)
     if options.zeroed:
         rows["fresh, network zeroed"] = PlanningAgent(
             zero_network(model), WINDY, sampler=GUIDANCE["fresh"][0], options=GUIDANCE["fresh"][1]

@@ -153,8 +153,8 @@ def expected_reward(
 ) -> Tensor:  # fmt: skip
     """(b,), the reward averaged over fresh futures of tokens x (b, t, *event), of which those at level 0 are decided.
 
-    Plans that are ranked by it are ranked by what may come of them; ranked by a reward of their own future, by their luck. Later choices are
-    made as in the data.
+    It ranks plans by what may come of them, where a reward of their own future would rank them by their luck. Later choices are made as in
+    the data.
     """
     plan = replace(plan, futures="fresh", estimator="covariance", draws=max(2, plan.draws), chosen=None)
     with torch.no_grad():

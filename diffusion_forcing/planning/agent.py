@@ -32,6 +32,7 @@ from .horizon import HorizonControl
 from .options import PLAN_SAMPLER, PlanOptions
 from .rewards import Reward, TrackingReward, Trajectory, earn, reach, scaled
 from .tokens import choices, present_frames, tokens_per_stack
+from .value import PlaceValue
 
 Frames = NDArray[np.float32]
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, levels), see `sampling.sample`
@@ -60,8 +61,9 @@ class PlanningAgent(Policy):
 
     def __init__(
         self, model: DiffusionForcing, maze: Maze | str, *, sampler: Sampler = PLAN_SAMPLER, options: PlanOptions | None = None,
-        seed: int = 0,
+        seed: int = 0, value: PlaceValue | None = None,
     ) -> None:  # fmt: skip
+        """value: of being where a plan ends, for the reward "earn" of plans that end before they arrive."""
         if model.codec is None:
             raise ValueError("a planning agent needs a model with its codec: train one with `dforce train maze2d-medium`")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)  # the caller may go on training theirs
@@ -71,6 +73,7 @@ class PlanningAgent(Policy):
         self.options = options or PlanOptions()
         self.frame_stack = self.codec.stack
         self.seed = seed
+        self.value = value
         self.reset(1)
 
     @classmethod
@@ -86,7 +89,7 @@ class PlanningAgent(Policy):
         plan = getattr(task, "plan", None)
         if not isinstance(plan, PlanOptions):
             raise ValueError(f"{path} was trained for {type(task).__name__}, not for planning; train `dforce train maze2d-medium`")
-        return cls(model, task.maze, sampler=sampler or task.sampler, options=options or plan, seed=seed)
+        return cls(model, task.maze, sampler=sampler or task.sampler, options=options or plan, seed=seed, value=task.place_value())
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
         """Begin episodes of `number` balls, `steps` long (None: the maze's own length)."""
@@ -312,7 +315,7 @@ class PlanningAgent(Policy):
         assert problem.goal is not None
         goal = torch.from_numpy(problem.goal.astype(np.float32))
         if self.options.reward == "earn":
-            return earn(self.maze, goal, self.options.softness, progress=self.options.progress)
+            return earn(self.maze, goal, self.options.softness, value=self.value)
         weight = 0.5 ** self.horizon.failures[problem.balls].astype(np.float32)
         return scaled(reach(goal), torch.from_numpy(weight))
 

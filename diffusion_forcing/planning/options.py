@@ -49,8 +49,6 @@ class PlanOptions:
     """What a goal is worth. reach: minus the distance to it; earn: the maze's own return, steps from the arrival on less costs."""
     softness: float = 0.1
     """Of the reward "earn": metres over which the edges of goal and pit are smoothed."""
-    progress: float = 0.0
-    """Of the reward "earn": taken for each metre from the goal in each frame before the arrival, for plans too short to arrive."""
     candidates: int = 1
     """Plans sampled at a time, of which the one with the highest reward is kept."""
     replan: int = 20

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .envs.maze2d import GOAL_RADIUS, OFFSET, Maze
+from .value import DISCOUNT, PlaceValue
 
 
 class Trajectory(NamedTuple):
@@ -108,12 +109,11 @@ def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
     return reward
 
 
-def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, progress: float = 0.0) -> Reward:
+def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, value: PlaceValue | None = None) -> Reward:
     """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of frames in the pit.
 
-    softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: frames from one
-    that is looked at to the next. progress: taken for each metre from the goal, each frame before the arrival: a sense of direction where
-    plans end before they arrive.
+    softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: only each of
+    so many frames is looked at. value: of the place where a plan ends; the return is then discounted (`value.DISCOUNT`).
     """
     cost = maze.chance.cost if maze.chance else 0.0
     pit = torch.from_numpy(np.argwhere(maze.tiles("P"))).float() - OFFSET  # centres of its tiles (p, 2)
@@ -122,11 +122,15 @@ def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, progre
         position = plan.position[:, every - 1 :: every]
         away = distance(position, _per_plan(goal, plan)[:, None])
         before = (1 - torch.sigmoid((GOAL_RADIUS - away) / softness)).cumprod(1)
-        paid = 1 - before - progress * before * away
+        paid = 1 - before
         if cost and len(pit):
             depth = 0.5 - (position[:, :, None] - pit).abs().amax(-1)  # (b, t, p), inside of each tile
             paid = paid - cost * before * torch.sigmoid(depth.amax(-1) / (0.1 * softness + 0.01))
-        return every * paid.sum(1)
+        if value is None:
+            return every * paid.sum(1)
+        discount = DISCOUNT ** (every * torch.arange(1.0, paid.shape[1] + 1))
+        last = (1 - before[:, -1]) / (1 - DISCOUNT) + before[:, -1] * value(position[:, -1])
+        return every * (discount * paid).sum(1) + discount[-1] * last
 
     return reward
 

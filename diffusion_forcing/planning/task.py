@@ -33,6 +33,7 @@ from .episodes import Counts, Episodes, Policy, play
 from .options import PLAN_SAMPLER, PlanOptions
 from .scores import POLICIES, PolicyName, failure_warnings, tables
 from .tokens import FrameWindows, fit_codec, frames_of, position_numbers
+from .value import PlaceValue
 
 if TYPE_CHECKING:
     from ..model import DiffusionForcing
@@ -130,6 +131,10 @@ class Maze2D(Task):
             return store.prepare(self.world, self.transitions, self.data_seed, progress)
         with progress_bar() as bar:
             return store.prepare(self.world, self.transitions, self.data_seed, bar)
+
+    def place_value(self) -> PlaceValue | None:
+        """What places are worth where plans end, for rewards that need it."""
+        return None
 
     def agent(self, model: DiffusionForcing, seed: int = 0) -> Policy:
         """Who acts, by the option `policy`."""

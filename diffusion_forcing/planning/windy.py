@@ -15,7 +15,9 @@ import numpy as np
 
 from ..engine.task import Evaluation, Progress, Table
 from ..sampler import Sampler
+from . import data as store
 from . import figures as pictures
+from .agent import PlanningAgent
 from .baselines.dynamic import DynamicProgramming
 from .baselines.scripted import RandomPolicy, ScriptedPolicy
 from .baselines.zeroed import zero_network
@@ -25,6 +27,7 @@ from .episodes import Episodes, Policy, play
 from .options import PlanOptions
 from .task import Maze2D
 from .tokens import fit_choice_codec
+from .value import PlaceValue
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
     from ..model import DiffusionForcing
 
 SAMPLER = Sampler(steps=8, matrix="pyramid", eta=1.0)
-JOINT = PlanOptions(scale=0.05, lookahead=8, replan=25, guidance_levels=(0.0, 1.0), reward="earn", softness=0.3)
+JOINT = PlanOptions(scale=0.05, lookahead=3, replan=25, guidance_levels=(0.0, 1.0), reward="earn", softness=0.3)
 FRESH = dataclasses.replace(
-    JOINT, scale=0.1, softness=0.1, draws=16, futures="fresh", estimator="covariance", spread=40.0,
+    JOINT, scale=0.2, softness=0.1, draws=16, futures="fresh", estimator="covariance", spread=40.0,
     future_steps=3, only_next=True,
 )  # fmt: skip
 GUIDANCE: dict[str, tuple[Sampler, PlanOptions]] = {
@@ -135,22 +138,21 @@ class WindyMaze2D(Maze2D):
             raise ValueError(f"policy must be one of {', '.join(NAMES)}; got {self.policy!r}")
         if self.world.chance is None:
             raise ValueError(f"there is no chance in the maze {self.maze!r}; use maze2d-{self.maze}")
-        dataclasses.replace(self.as_maze2d())  # checks the rest
-
-    def as_maze2d(self) -> Maze2D:
-        """The same options without chance."""
         names = [field.name for field in dataclasses.fields(Maze2D) if field.name != "policy"]
-        return Maze2D(**{name: getattr(self, name) for name in names})
+        Maze2D(**{name: getattr(self, name) for name in names})  # checks the rest
 
     def fit_codec(self, frames: Tensor) -> Chain:
         return fit_choice_codec(frames, self.frame_stack)
 
+    def place_value(self) -> PlaceValue:
+        """The value of places in the collected data."""
+        return PlaceValue.fit(self.world, store.read(self.data_file or self.prepare()), self.world.goal)
+
     def agent(self, model: DiffusionForcing, seed: int = 0) -> Policy:
-        if self.policy == "agent":
-            return self.as_maze2d().agent(model, seed)
-        if self.policy == "zeroed":
-            return self.as_maze2d().agent(zero_network(model), seed)
-        return baseline(self.policy, self.world, seed)
+        if self.policy not in ("agent", "zeroed"):
+            return baseline(self.policy, self.world, seed)
+        model = zero_network(model) if self.policy == "zeroed" else model
+        return PlanningAgent(model, self.world, sampler=self.sampler, options=self.plan, seed=seed, value=self.place_value())
 
     def evaluate(self, model: DiffusionForcing, folder: Path, *, samples: int, seed: int, progress: Progress) -> Evaluation:
         """Returns over `samples` episodes, beside those of the baselines in the same winds from the same starts."""
