@@ -68,9 +68,8 @@ def policies(options: Options) -> dict[str, Policy]:
             label = f"{name}, scale {scale:g}" if options.scale else name
             rows[label] = PlanningAgent(model, WINDY, sampler=sampler, options=replace(plan, scale=scale), value=value)
     if options.zeroed:
-        rows["fresh, network zeroed"] = PlanningAgent(
-            zero_network(model), WINDY, sampler=GUIDANCE["fresh"][0], options=GUIDANCE["fresh"][1]
-        )
+        sampler, plan = GUIDANCE["fresh"]
+        rows["fresh, network zeroed"] = PlanningAgent(zero_network(model), WINDY, sampler=sampler, options=plan, value=value)
     return rows
 
 

@@ -18,6 +18,7 @@ from diffusion_forcing.planning.envs.maze2d import GEAR, WINDY, Chance, by_name,
 from diffusion_forcing.planning.envs.windy import Gusts, WindyBalls, make_balls
 from diffusion_forcing.planning.rewards import Trajectory, earn
 from diffusion_forcing.planning.tokens import choices, fit_choice_codec, frames_of
+from diffusion_forcing.planning.value import PlaceValue
 from diffusion_forcing.planning.windy import GUIDANCE, play_paired, statistics, summary
 
 CALM = dataclasses.replace(WINDY, chance=Chance(probability=0.0))
@@ -154,7 +155,8 @@ def test_every_way_to_guide_acts(run, name):
     experiment, model = load_run(run)
     sampler, options = GUIDANCE[name]
     options = dataclasses.replace(options, draws=min(options.draws, 2), lookahead=2, future_steps=1)
-    agent = PlanningAgent(model, experiment.task.maze, sampler=dataclasses.replace(sampler, steps=2), options=options)
+    sampler = dataclasses.replace(sampler, steps=2)
+    agent = PlanningAgent(model, WINDY, sampler=sampler, options=options, value=experiment.task.place_value())
     balls = make_balls(WINDY, 2, seed=0)
     agent.reset(2, steps=50)
     balls.position[1] = WINDY.goal
@@ -179,6 +181,19 @@ def test_a_run_is_measured_beside_the_ceiling(run, tmp_path, monkeypatch):
     assert (run / "eval" / "episodes.png").exists() or list(run.rglob("episodes.png"))
     for policy in ("zeroed", "careful", "dynamic_programming"):
         assert dforce("eval", run, "--episodes", "2", "--task.policy", policy, *quick) == 0
+
+
+def test_places_near_the_goal_are_worth_more_and_the_pit_less(walks):
+    value = PlaceValue.fit(WINDY, walks, WINDY.goal)
+    places = torch.tensor([[3.0, 4.0], [1.0, 3.8], [1.0, 1.0], [3.8, 2.3]], requires_grad=True)
+    found = value(places)
+    assert found[0] == pytest.approx(200, abs=1)
+    assert found[0] > found[1] > found[2] > found[3]
+    (gradient,) = torch.autograd.grad(found.sum(), places)
+    assert gradient[1:].abs().amax(1).min() > 0
+    goal = torch.from_numpy(WINDY.goal).float()[None]
+    still = Trajectory(torch.zeros(1, 50, 2), torch.cat([places[1].detach().expand(1, 50, 2), torch.zeros(1, 50, 2)], -1))
+    assert float(earn(WINDY, goal, softness=0.01, value=value)(still)) == pytest.approx(0.995**50 * float(found[1]), rel=0.01)
 
 
 def test_paths_are_drawn(tmp_path):
