@@ -116,15 +116,15 @@ def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, value:
     so many frames is looked at. value: of the place where a plan ends; the return is then discounted (`value.DISCOUNT`).
     """
     cost = maze.chance.cost if maze.chance else 0.0
-    pit = torch.from_numpy(np.argwhere(maze.tiles("P"))).float() - OFFSET  # centres of its tiles (p, 2)
+    centre, half = _rows_of_tiles(maze, "P")
 
     def reward(plan: Trajectory) -> Tensor:
         position = plan.position[:, every - 1 :: every]
         away = distance(position, _per_plan(goal, plan)[:, None])
         before = (1 - torch.sigmoid((GOAL_RADIUS - away) / softness)).cumprod(1)
         paid = 1 - before
-        if cost and len(pit):
-            depth = 0.5 - (position[:, :, None] - pit).abs().amax(-1)  # (b, t, p), inside of each tile
+        if cost and len(centre):
+            depth = (half - (position[:, :, None] - centre).abs()).amin(-1)  # (b, t, n), inside of each part of the pit
             paid = paid - cost * before * torch.sigmoid(depth.amax(-1) / (0.1 * softness + 0.01))
         if value is None:
             return every * paid.sum(1)
@@ -133,6 +133,17 @@ def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, value:
         return every * (discount * paid).sum(1) + discount[-1] * last
 
     return reward
+
+
+def _rows_of_tiles(maze: Maze, kind: str) -> tuple[Tensor, Tensor]:
+    """Centres and half extents (n, 2) of tiles of a kind, those beside each other in a row as one: there is no edge between them."""
+    centres, halves = [], []
+    for row, tiles in enumerate(maze.tiles(kind)):
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], tiles, [False]]).astype(int)))
+        for first, end in edges.reshape(-1, 2):
+            centres.append((row - OFFSET, (first + end - 1) / 2 - OFFSET))
+            halves.append((0.5, (end - first) / 2))
+    return torch.tensor(centres).view(-1, 2), torch.tensor(halves).view(-1, 2)
 
 
 def scaled(reward: Reward, weight: Tensor) -> Reward:

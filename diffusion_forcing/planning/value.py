@@ -32,7 +32,8 @@ class PlaceValue:
         for t in range(home.shape[1] - 1, -1, -1):
             later = np.where(home[:, t], 1 / (1 - DISCOUNT), -cost[:, t] + DISCOUNT * later)
             value[:, t] = later
-        known = slice(0, max(1, home.shape[1] - 1000))  # later frames end before their walk does
+        length = home.shape[1]
+        known = slice(0, max(length - 1000, length // 2))  # the returns of later frames are cut off
         shape = np.array(maze.walls.shape) * BINS
         place = np.clip(np.floor((position[:, known] + 0.5 + OFFSET) * BINS).astype(np.int64), 0, shape - 1).reshape(-1, 2)
         flat = place[:, 0] * shape[1] + place[:, 1]

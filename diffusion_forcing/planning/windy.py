@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SAMPLER = Sampler(steps=8, matrix="pyramid", eta=1.0)
 JOINT = PlanOptions(scale=0.05, lookahead=3, replan=25, guidance_levels=(0.0, 1.0), reward="earn", softness=0.3)
 FRESH = dataclasses.replace(
-    JOINT, scale=0.1, softness=0.1, draws=32, futures="fresh", estimator="covariance", spread=40.0,
+    JOINT, scale=0.2, softness=0.1, draws=16, futures="fresh", estimator="covariance", spread=40.0,
     future_steps=3, only_next=True,
 )  # fmt: skip
 GUIDANCE: dict[str, tuple[Sampler, PlanOptions]] = {
