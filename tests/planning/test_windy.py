@@ -193,7 +193,9 @@ def test_places_near_the_goal_are_worth_more_and_the_pit_less(walks):
     assert gradient[1:].abs().amax(1).min() > 0
     goal = torch.from_numpy(WINDY.goal).float()[None]
     still = Trajectory(torch.zeros(1, 50, 2), torch.cat([places[1].detach().expand(1, 50, 2), torch.zeros(1, 50, 2)], -1))
-    assert float(earn(WINDY, goal, softness=0.01, value=value)(still)) == pytest.approx(0.995**50 * float(found[1]), rel=0.01)
+    assert float(earn(WINDY, goal, softness=0.01, value=value)(still).detach()) == pytest.approx(
+        0.995**50 * float(found[1].detach()), rel=0.01
+    )
 
 
 def test_paths_are_drawn(tmp_path):
