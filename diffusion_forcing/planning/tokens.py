@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from ..codecs import Chain, Normalize, Rotate, Split, Stack
 from ..windows import Batch, Source
@@ -92,9 +92,9 @@ def choices(codec: Chain, tokens: int) -> Tensor | None:
     return None if parts == 1 else torch.arange(tokens) % parts == 0
 
 
-def tokens_per_stack(codec: Chain) -> int:
+def tokens_per_stack(codec: nn.Module) -> int:
     """Tokens that stand for one stack of frames."""
-    last = codec.parts[-1]
+    last = codec.parts[-1] if isinstance(codec, Chain) else codec
     return last.parts if isinstance(last, Split) else 1
 
 
