@@ -134,6 +134,7 @@ def interpolate(
     For a model with conditions use `infill`, with NaN between the two.
     """
     check_counts(length=length)
+    first, last = torch.as_tensor(first), torch.as_tensor(last)
     if first.ndim < 3 or first.shape[::2] != last.shape[::2] or first.shape[2:] != last.shape[2:] or not last.shape[1]:
         raise ValueError(f"first and last are tokens (batch, tokens, *event) of the same batch and event; got {tuple(first.shape)} and "
                          f"{tuple(last.shape)}")  # fmt: skip

@@ -95,21 +95,22 @@ def start(
     """Tokens as they are at the first row of a matrix: what is known at its level, white noise at K.
 
     shape: (b, *event). known: (b, t, *event), clean tokens where the row is 0, and in between measurements with the error of that level
-    (`NoiseSchedule.level_of`): measured values are noisy already, so none is added. At K it may hold anything.
+    (`NoiseSchedule.level_of`): measured values are noisy already, so none is added. At K it may hold anything. Returned in the schedule's
+    precision, as the model's.
     """
     b, *event = shape
     tokens = matrix.shape[-1]
     if known is not None and known.shape != (b, tokens, *event):
         raise ValueError(f"known tokens must be {(b, tokens, *event)}, as shape and matrix say; got {tuple(known.shape)}")
     noise = torch.randn(b, tokens, *event, generator=generator, dtype=schedule.alpha_table.dtype, device=schedule.alpha_table.device)
-    first = matrix[..., 0, :].to(noise.device)
+    first = check_run(schedule, noise, matrix)[..., 0, :]
     absent = expand(first == schedule.levels, noise)
     if known is None:
         check_all_noise(matrix, schedule)
         return noise
     if not bool(torch.isfinite(known.masked_fill(absent, 0.0)).all()):
         raise ValueError("known tokens hold NaN or infinite values where the matrix is below level K; begin missing tokens at K")
-    return torch.where(absent, noise, expand(schedule.alpha(first), noise) * known)
+    return torch.where(absent, noise, expand(schedule.alpha(first), noise) * known.to(noise))
 
 
 def rollout(

@@ -77,7 +77,7 @@ class NoiseSchedule(nn.Module):
 
     @property
     def place(self) -> Tensor:
-        """Where steps are best even, (K+1,), ascending: finer at the bottom for tokens that others nearly tell, at the top for wide ones."""
+        """Where steps are best even, (K+1,), ascending: finer at the bottom for tokens that others nearly tell, at the top for wide."""
         return torch.asinh(self.angle / NARROW[0]) - torch.asinh((torch.pi / 2 - self.angle) / NARROW[1])
 
     def alpha(self, k: Tensor) -> Tensor:
