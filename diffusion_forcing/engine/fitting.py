@@ -104,8 +104,9 @@ def fit(
     else:
         fill(network, folder / "model" / WEIGHTS_FILE)
     if main and not config.quiet:
+        handed = f" --backbone {own['backbone']}" if "backbone" in own else ""
         print(f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-              f"Next: dforce eval {folder}{f' --backbone {own["backbone"]}' if 'backbone' in own else ''}", flush=True)  # fmt: skip
+              f"Next: dforce eval {folder}{handed}", flush=True)  # fmt: skip
     return Fit(network.eval(), folder, result)
 
 
