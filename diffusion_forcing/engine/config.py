@@ -86,11 +86,11 @@ class ModelConfig:
             "min_snr": MinSNR(self.snr_clip),
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack or traits.stack),
         }
+        prepared = Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=estimates)
         return DiffusionForcing(
             self.backbone.build(shape, cond, self.levels, codec, variance), NoiseSchedule(CURVES[self.schedule](self.levels)),
             parameterization=self.parameterization, weight=weights[self.weight], clip=self.clip, codec=codec,
-            preconditioning=Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=estimates),
-            optional_cond=optional_cond,
+            preconditioning=prepared, optional_cond=optional_cond,
         )  # fmt: skip
 
 
