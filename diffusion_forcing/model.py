@@ -37,7 +37,7 @@ class DiffusionForcing(Pretrained):
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. preconditioning: input scaling by variance, a
-    linear constraint between tokens, Wiener features; none by default. optional_cond: the model is also used without its condition (as
+    linear constraint between tokens, linear estimates; none by default. optional_cond: the model is also used without its condition (as
     classifier-free guidance does). The backbone then reads one number more a token: 1 where a condition is given, 0 where there is none,
     with zeros beside it.
     """
@@ -221,7 +221,7 @@ class DiffusionForcing(Pretrained):
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         if self.preconditioning.smoother is not None:
-            raise ValueError("a model with a Wiener smoother or filter reads each token at one level, so its past cannot have others; build"
+            raise ValueError("a model with a Wiener smoother or Kalman filter reads each token at one level, so its past cannot have others; build"
                              " it without one for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
         if not self.traits.separate_past:
             raise ValueError(

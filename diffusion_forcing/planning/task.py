@@ -60,7 +60,8 @@ class Maze2D(Task):
     short_windows: float = 0.5
     """Fraction of the training batches cut into shorter windows, of one random length each, so that short plans are learned."""
     wiener_smoother: bool = True
-    """Give the network linear (Wiener) estimates of the ball's position as input: given the whole plan, or (causal) the plan so far."""
+    """Give the network linear estimates of where the ball is as input: by a Wiener smoother of the whole plan, or of a causal network by a
+    Kalman filter of the plan so far."""
     linear_dynamics: bool = True
     """Make predictions obey the linear law of motion from token to token."""
     transitions: int | None = None
