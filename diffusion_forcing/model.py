@@ -221,8 +221,8 @@ class DiffusionForcing(Pretrained):
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         if self.preconditioning.smoother is not None:
-            raise ValueError("a model with a smoother or filter as input reads each token at one level, so its past cannot have others; build it"
-                             " without for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
+            raise ValueError("a model with a smoother or filter as input reads each token at one level, so its past cannot have others; "
+                             "build it without for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
         if not self.traits.separate_past:
             raise ValueError(
                 f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "
