@@ -1,8 +1,8 @@
 """Tree search over plans (after Monte Carlo Tree Diffusion, Yoon et al. 2025): which beginning of a plan is worth continuing?
 
 A node is the end of a sub-plan: a state that a beginning of a plan leads to. To expand a node is to sample a whole plan from its state,
-guided with one of several strengths; the plan's first sub-plan becomes a child, and the rest of it is the child's first simulation. A plan
-through a wall is thus not lost: what it does before the wall is kept, and continued otherwise. All leaves of all balls are sampled in one call.
+guided with one of several strengths; the plan's first sub-plan becomes a child, and the rest of it is the child's first simulation. Of a
+plan through a wall, what comes before the wall is thus kept, and continued otherwise. All leaves of all balls are sampled in one call.
 
 The value of a plan is the expected share of the remaining time spent in the goal: the share left after its arrival times the chance that
 it can be executed, judged by the model's own disagreement with it. (The reward alone prefers plans through walls.)
@@ -37,7 +37,7 @@ Simulate = Callable[[Ints, Array, Array], Simulation]
 
 
 class Result(NamedTuple):
-    """The best plan of each ball (b, t, 6), its value (b,), the metres by which the model disagrees with it (b,), and whether it arrives."""
+    """The best plan of each ball (b, t, 6), its value (b,), the metres by which the model disagrees with it (b,), whether it arrives (b,)."""
 
     plans: Array
     value: Array
@@ -51,8 +51,8 @@ def search(
 ) -> Result:  # fmt: skip
     """The best plans found from observations (b, 4), with rounds * leaves simulations for each ball.
 
-    frames: of a plan, and of every simulation. remaining: steps of the episode, the unit of value. leaves: expanded at a time for each ball.
-    sub_plans: of a plan. exploration: weight of what has been visited little.
+    frames: of a plan, and of every simulation. remaining: steps of the episode, the unit of value. leaves: expanded at a time for each
+    ball. sub_plans: of a plan. exploration: weight of what has been visited little.
     """
     tree = Tree(observation, rounds * leaves, max(1, -(-frames // sub_plans)), frames)
     for _ in range(rounds):
