@@ -37,7 +37,7 @@ Simulate = Callable[[Ints, Array, Array], Simulation]
 
 
 class Result(NamedTuple):
-    """The best plan of each ball (b, t, 6), its value (b,), the metres by which the model disagrees with it (b,), whether it arrives (b,)."""
+    """The best plan of each ball (b, t, 6), its value (b,), the metres by which the model disagrees with it (b,), if it arrives (b,)."""
 
     plans: Array
     value: Array
