@@ -13,7 +13,8 @@ from diffusion_forcing.planning.envs.maze2d import MAZES, OFFSET
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "plan_losses.py"
 spec = importlib.util.spec_from_file_location("plan_losses", FILE)
-assert spec is not None and spec.loader is not None
+assert spec is not None
+assert spec.loader is not None
 plan_losses = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(plan_losses)
 
