@@ -32,6 +32,13 @@ class LevelEmbedding(nn.Module):
         return self.net(self.table[k])
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, whose fused version in mixed precision wants the weight in the format of x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class ResidualMLP(nn.Module):
     """x + MLP(norm(x)): the residual network's block without the convolutions."""
 

@@ -19,7 +19,7 @@ from ..checks import check_counts, check_divides
 from ..codecs import codec_traits
 from .base import BackboneConfig
 from .flow_warp import FlowWarp
-from .layers import LevelEmbedding, Modulated, zeroed
+from .layers import LevelEmbedding, Modulated, RMSNorm, zeroed
 
 Cache = tuple[Tensor, Tensor]  # keys and values of the last tokens, (b, window-1, places, hidden) each: zeros before the first token
 
@@ -319,8 +319,8 @@ class Block(Modulated):
         super().__init__(hidden)
         self.heads, self.window, self.grid = heads, window, grid
         self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.norm_q = nn.RMSNorm(hidden // heads)
-        self.norm_k = nn.RMSNorm(hidden // heads)
+        self.norm_q = RMSNorm(hidden // heads)
+        self.norm_k = RMSNorm(hidden // heads)
         self.age = nn.Parameter(0.02 * torch.randn(window, hidden))  # added to keys by the age of their token, own token last
         self.project = zeroed(nn.Linear(hidden, hidden))
         self.up = nn.Linear(hidden, 4 * hidden)

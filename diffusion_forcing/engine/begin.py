@@ -8,7 +8,7 @@ import torch
 
 from ..model import DiffusionForcing
 from ..serialization import describe
-from . import checkpoint
+from . import checkpoint, precision
 from .config import Experiment, GivenModel, ModelConfig
 from .distributed import Distributed, check_device, device_kind
 from .objective import Objective
@@ -20,8 +20,7 @@ def check(experiment: Experiment) -> None:
     """Raise for what can be known to fail before anything is started or written."""
     config, objective = experiment.train, experiment.objective
     kind = check_device(device_kind(config.device)).type
-    if config.precision != "float32" and kind != "cuda":
-        raise ValueError(f"precision={config.precision} is for CUDA; on {kind} train in float32")
+    precision.resolve(config.precision, kind)
     if config.monitor == "score" and not experiment.task.has_score:
         raise ValueError(f"{type(experiment.task).__name__} has no score of its own to stop by; use --train.monitor loss")
     if experiment.model is None and config.init is None:

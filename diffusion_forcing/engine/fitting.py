@@ -90,9 +90,9 @@ def fit(
     experiment = Experiment(task, described, config, objective, folder.name)
     check(experiment)
     _try_out(network, data, objective)
-    main = os.environ.get("RANK", "0") == "0"
+    main, own = os.environ.get("RANK", "0") == "0", _own_classes(task, network)
     if main:
-        open_run(folder, FIT, experiment, _command(), facts=_own_classes(task, network))
+        open_run(folder, FIT, experiment, _command(), facts=own)
         if kept:
             write(folder / "data.safetensors", **kept)
         if not config.quiet:
@@ -104,8 +104,9 @@ def fit(
     else:
         fill(network, folder / "model" / WEIGHTS_FILE)
     if main and not config.quiet:
+        handed = f" --backbone {own['backbone']}" if "backbone" in own else ""
         print(f"{result.status}: {result.step:,} steps in {result.minutes:.1f} minutes, validation loss {result.valid_loss:.4f}. "
-              f"Next: dforce eval {folder}", flush=True)  # fmt: skip
+              f"Next: dforce eval {folder}{handed}", flush=True)  # fmt: skip
     return Fit(network.eval(), folder, result)
 
 

@@ -16,13 +16,15 @@ EDGES = {"proj_in", "proj_out", "skip_warp", "skip_input", "level", "position", 
 class Muon(Optimizer):
     """Momentum whose step is made orthogonal: every direction of a weight matrix moves equally far.
 
-    In float32 throughout, so it runs on any CPU (torch's own computes in bfloat16). The Newton-Schulz iteration works on all matrices
-    of one shape at once.
+    The Newton-Schulz iteration works on all matrices of one shape at once, in `dtype`: bfloat16 does as well where the device is quick in
+    it. Momentum and weights stay as they are.
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0, iterations: int = 5
-    ) -> None:
+        self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, weight_decay: float = 0.0, iterations: int = 5,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        self.dtype = dtype
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "iterations": iterations}
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -51,7 +53,7 @@ class Muon(Optimizer):
                     steps.append(torch.lerp(p.grad, state["momentum"], group["momentum"]))  # Nesterov
                 # Scaled so that a step changes outputs by about lr whatever the shape.
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                for p, step in zip(params, orthogonalize(torch.stack(steps), group["iterations"]), strict=True):
+                for p, step in zip(params, orthogonalize(torch.stack(steps).to(self.dtype), group["iterations"]), strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.add_(step, alpha=-group["lr"] * scale)
         return loss
@@ -71,12 +73,17 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def build(model: nn.Module, kind: str, lr: float, muon_lr: float, weight_decay: float) -> list[Optimizer]:
-    """The optimisers of a model. Muon takes the matrices between hidden layers; entries, exits, tables and vectors get AdamW."""
+def build(
+    model: nn.Module, kind: str, lr: float, muon_lr: float, weight_decay: float, dtype: torch.dtype = torch.float32
+) -> list[Optimizer]:
+    """The optimisers of a model. Muon takes the matrices between hidden layers; entries, exits, tables and vectors get AdamW.
+
+    dtype: in which Muon iterates.
+    """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     inner = {name for name, p in named if kind == "muon" and p.ndim == 2 and not EDGES & set(name.split("."))}
     rest = [p for name, p in named if name not in inner]
     optimizers: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, 0.99), weight_decay=weight_decay)]
     if inner:
-        optimizers.append(Muon([p for name, p in named if name in inner], lr=muon_lr, weight_decay=weight_decay))
+        optimizers.append(Muon([p for name, p in named if name in inner], lr=muon_lr, weight_decay=weight_decay, dtype=dtype))
     return optimizers

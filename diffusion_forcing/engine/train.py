@@ -30,9 +30,8 @@ from .distributed import Distributed, gathered, join_processes, shard, spread
 from .interrupt import interruptible
 from .log import Log, progress_bar
 from .objective import Objective, Stage
+from .precision import DTYPES, resolve
 from .task import Progress, TaskData
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -165,9 +164,11 @@ class Trainer:
         if dist.size > 1 and config.parallel == "fsdp":
             shard(self.average.module, dist)
         self.module = spread(Losses(model), model, dist, config.parallel)
-        self.optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay)
+        self.precision = resolve(config.precision, dist.device.type)
+        quick = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        self.optimizers = optim.build(model, config.optimizer, config.lr, config.muon_lr, config.weight_decay, quick)
         self.schedulers = [LambdaLR(optimizer, self.clock.lr_factor) for optimizer in self.optimizers]
-        self.scaler = torch.amp.GradScaler(dist.device.type, enabled=config.precision == "float16")
+        self.scaler = torch.amp.GradScaler(dist.device.type, enabled=self.precision == "float16")
         self.losses: Any = torch.compile(self.module) if config.compile else self.module
 
     @property
@@ -191,7 +192,7 @@ class Trainer:
         for part in range(config.accumulate):
             rows = slice(mine[part * share], mine[part * share] + share)
             batch = _to(self.source.read(windows[rows]), dist.device)
-            with torch.autocast(dist.device.type, DTYPES[config.precision], enabled=config.precision != "float32"):
+            with torch.autocast(dist.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
                 losses = self.losses(objective, batch, _to(drawn, dist.device, rows))
             losses = losses * batch.mask
             # Over the batch's size, not its count of real tokens: then shares of a batch add up to the whole, wherever they are computed.
@@ -204,13 +205,13 @@ class Trainer:
         total = dist.sum(total)
         self.loss = float(total[0] / total[1])
         finite = math.isfinite(self.loss) and math.isfinite(norm)
-        if finite or config.precision == "float16":  # whose scaler skips steps by itself
+        if finite or self.precision == "float16":  # whose scaler skips steps by itself
             for optimizer in self.optimizers:
                 self.scaler.step(optimizer)
             self.scaler.update()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if config.precision == "float16" and not math.isfinite(norm):
+        if self.precision == "float16" and not math.isfinite(norm):
             norm = 0.0
         if not (math.isfinite(self.loss) and math.isfinite(norm)):
             raise Diverged(_divergence(clock.step, self.loss, norm, self.lr, config))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from ..codecs import Chain
+from ..engine.precision import resolve
 from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import guide
@@ -36,6 +37,8 @@ from .value import PlaceValue
 
 Frames = NDArray[np.float32]
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, levels), see `sampling.sample`
+LARGE = 256
+"""Tokens of a batch of plans from which on the network computes in bfloat16 on CPUs that are quick in it. Smaller ones gain nothing."""
 ATTEMPTS = 3
 """Times that a plan is sampled before a ball gives up."""
 
@@ -260,6 +263,8 @@ class PlanningAgent(Policy):
         options, schedule = self.options, self.model.schedule
         context = self._context(problem).repeat_interleave(options.candidates, dim=0)
         known, tokens = context.shape[1], length * tokens_per_stack(self.codec)
+        large = len(context) * tokens * options.draws >= LARGE
+        self.model.autocast = torch.bfloat16 if large and resolve("auto", "cpu") == "bfloat16" else None
         noise = self.sampler.temperature * torch.randn(len(context), tokens, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
         matrix = check_all_noise(self.sampler.matrix_for(schedule, 1 if options.only_next else tokens), schedule)
@@ -291,7 +296,7 @@ class PlanningAgent(Policy):
         slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
         return MonteCarlo(
             options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator,
-            spread=options.spread, risk=options.risk, chosen=choices(self.codec, tokens) if options.expectimax else None,
+            spread=options.spread, chosen=choices(self.codec, tokens) if options.expectimax else None,
             inner_draws=options.inner_draws,
         )  # fmt: skip
 

@@ -41,8 +41,6 @@ class PlanOptions:
     spread: float | None = None
     """Covariance: the standard deviation to which rewards that vary more from draw to draw are scaled down, so that guidance moves actions
     by `scale * spread` standard deviations at most. None: never."""
-    risk: float = 0.0
-    """Monte Carlo guidance: 0 for the expected reward, below averse to risk, above seeking it."""
     only_next: bool = False
     """Denoise only the next stack of actions, before `futures="fresh"`: the next plan decides about later ones."""
     reward: Literal["reach", "earn"] = "reach"

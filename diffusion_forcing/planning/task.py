@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -63,7 +63,8 @@ class Maze2D(Task):
     short_windows: float = 0.5
     """Fraction of the training batches cut into shorter windows, of one random length each, so that short plans are learned."""
     wiener_smoother: bool = True
-    """Give the network linear (Wiener) estimates of the ball's position as input: given the whole plan, or (causal) the plan so far."""
+    """Give the network linear estimates of where the ball is as input: by a Wiener smoother of the whole plan, or of a causal network by a
+    Kalman filter of the plan so far."""
     linear_dynamics: bool = True
     """Make predictions obey the linear law of motion from token to token."""
     transitions: int | None = None
@@ -73,8 +74,17 @@ class Maze2D(Task):
     data_file: Path | None = None
     """Your own data: .hdf5 in the layout of D4RL or Minari. None: collected on first use and cached."""
 
-    main_options = ("multi", "policy", "data_file", "sampler.steps", "sampler.matrix", "plan.scale", "plan.lookahead", "plan.draws")
-    short_options = (("--multi", "--task.multi"),)
+    main_options: ClassVar[tuple[str, ...] | None] = (
+        "multi",
+        "policy",
+        "data_file",
+        "sampler.steps",
+        "sampler.matrix",
+        "plan.scale",
+        "plan.lookahead",
+        "plan.draws",
+    )
+    short_options: ClassVar[tuple[tuple[str, str], ...]] = (("--multi", "--task.multi"),)
 
     def __post_init__(self) -> None:
         by_name(self.maze)

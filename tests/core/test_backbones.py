@@ -7,6 +7,7 @@ from oracles import randomised, seeded
 from diffusion_forcing import RNN, Transformer
 from diffusion_forcing.backbones import BACKBONES
 from diffusion_forcing.backbones.layers import LevelEmbedding, Rotary
+from diffusion_forcing.backbones.transformer import attend
 
 K = 50
 T = 9
@@ -419,3 +420,10 @@ def test_the_config_builds_the_same_network(name):
 def test_a_transformer_that_cannot_be_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         Transformer(3, **options)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", (torch.rand(7, 7, generator=seeded(1)) < 0.6) | torch.eye(7, dtype=torch.bool)])
+def test_attention_trained_in_bfloat16_on_a_cpu_is_attention(mask):
+    query, key, value = (torch.randn(2, 3, 7, 8, generator=seeded(i)).bfloat16() for i in range(3))
+    expected = attend(query.float(), key.float(), value.float(), mask)
+    torch.testing.assert_close(attend(query.requires_grad_(), key, value, mask).float(), expected, atol=0.03, rtol=0.03)

@@ -146,7 +146,7 @@ def test_python_m_is_dforce():
         (["train", "composition", "--train.lr", "-1"], "lr, muon_lr and clip_norm must be positive; got -1.0"),
         (["train", "composition", "--objective.draw", "random"], "unknown draw of levels 'random'; choose from independent"),
         (["train", "composition", "--train.optimizer", "sgd"], "adamw"),
-        (["train", "composition", "--train.precision", "bfloat16", "--train.device", "cpu"], "precision=bfloat16 is for CUDA"),
+        (["train", "composition", "--train.precision", "float16", "--train.device", "cpu"], "precision=float16 is for CUDA"),
         (["train", "composition", "--model.levels", "0"], "at least one level"),
         (["train", "nowhere_at_all:recipe"], "cannot import 'nowhere_at_all'"),
         (["train", "a:b:c"], "recipe 'a:b:c'"),
@@ -242,7 +242,7 @@ def test_fresh_needs_no_old_run(here):
     assert [path.name for path in (here / "runs").iterdir()] == ["composition"]
 
 
-@pytest.mark.parametrize("mistake", [["--train.precision", "bfloat16", "--train.device", "cpu"], ["--model.levels", "0"]])
+@pytest.mark.parametrize("mistake", [["--train.precision", "float16", "--train.device", "cpu"], ["--model.levels", "0"]])
 def test_a_start_that_failed_does_not_stand_in_the_way_of_the_next(mistake, here, capsys):
     """A mistake in an option, corrected, is not another experiment: nothing was trained yet."""
     assert dforce(*TRAIN, *mistake) == 2

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from diffusion_forcing.engine.config import (
     to_dict,
 )
 from diffusion_forcing.engine.objective import Denoising
+from diffusion_forcing.engine.precision import Precision
 from diffusion_forcing.engine.recipes import BASELINES, build, run_name
 from diffusion_forcing.levels import DRAWS
 from diffusion_forcing.sampling import Sampler
@@ -60,7 +62,7 @@ trainings = st.builds(
     TrainConfig, steps=st.integers(1, 10**9), minutes=st.none() | positive, batch=st.integers(1, 999), lr=positive, muon_lr=positive,
     optimizer=st.sampled_from(["adamw", "muon"]), ema=st.floats(0, 0.9999), seed=st.integers(-(2**40), 2**40),
     patience=st.none() | st.integers(1, 99),
-    warmup=st.integers(0, 999), final_lr=share, precision=st.sampled_from(["float32", "bfloat16", "float16"]), compile=st.booleans(),
+    warmup=st.integers(0, 999), final_lr=share, precision=st.sampled_from(get_args(Precision)), compile=st.booleans(),
     parallel=st.sampled_from(["ddp", "fsdp"]), device=st.sampled_from(["auto", "cpu", "cuda", "mps"]),
 )  # fmt: skip
 draws = st.lists(st.sampled_from(sorted(DRAWS)), min_size=1, max_size=3).map("+".join)

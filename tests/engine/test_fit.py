@@ -343,7 +343,7 @@ if __name__ == "__main__":
 def test_a_script_leaves_a_run_whose_message_works_when_typed(here, capsys):
     (here / "my_script.py").write_text(SCRIPT)
     done = subprocess.run(**{**command("x"), "args": [sys.executable, "my_script.py"]}, cwd=here, capture_output=True, check=True)
-    assert "Next: dforce eval runs/mine" in done.stdout
+    assert done.stdout.strip().endswith("Next: dforce eval runs/mine --backbone my_script:Mine")
     assert dforce("eval", "runs/mine") == 2
     message = flat(capsys.readouterr().err)
     words = message[message.index("--backbone") :].split()[:2]
@@ -508,7 +508,7 @@ BAD = {
     "a model without the condition": (walks(), {"model": RNN(2, hidden=8), "cond": torch.zeros(20, 6, 1)}, "reads conditions of 0 numbers"),
     "a network for grids": (walks().view(20, 6, 2, 1, 1), {}, "RNN reads tokens that are vectors"),
     "no model": (walks(), {"model": "rnn"}, "fit trains a DiffusionForcing, a network"),
-    "precision": (walks(), {"precision": "bfloat16"}, "on cpu train in float32"),
+    "precision": (walks(), {"precision": "float16"}, "on this cpu train with"),
     "fsdp": (walks(), {"parallel": "fsdp"}, "use parallel='ddp'"),
     "weights for a network": (walks(), {"model": RNN(2, hidden=8), "init": "elsewhere"}, "load the weights of RNN yourself"),
 }

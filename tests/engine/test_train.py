@@ -481,13 +481,6 @@ def test_an_absurd_learning_rate_is_either_survived_or_reported(lr, tmp_path):
     assert finite(weights(tmp_path))
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_mixed_precision_without_cuda_is_refused(precision, tmp_path):
-    with pytest.raises(ValueError, match=f"precision={precision} is for CUDA; on cpu train in float32"):
-        train(small(train__precision=precision, train__device="cpu"), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
 @dataclass(frozen=True)
 class Odd(Waves):
     """A task whose codec cannot be saved."""

@@ -24,6 +24,7 @@ from oracles import seeded
 from small import small
 
 from diffusion_forcing import RNN, DiffusionForcing, NoiseSchedule, cosine, pin
+from diffusion_forcing.engine import precision
 from diffusion_forcing.engine.config import replace
 from diffusion_forcing.engine.run import open_run
 from diffusion_forcing.engine.train import train
@@ -481,3 +482,27 @@ def test_a_run_of_another_task_is_refused(tmp_path):
         PlanningAgent.from_pretrained(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="is not a run"):
         PlanningAgent.from_pretrained(tmp_path / "nowhere")
+
+
+def test_large_batches_are_planned_in_bfloat16_where_that_is_quick(monkeypatch):
+    """Quicker, and the same plans to within the format's rounding."""
+    asked = []
+    monkeypatch.setattr("diffusion_forcing.planning.agent.resolve", lambda *_: asked.append(1) or "float32")
+    balls = Balls("umaze", 16, multi=True, seed=0)
+    agent = PlanningAgent.from_pretrained("maze2d-umaze")
+
+    def plans():
+        agent.reset(16)
+        return agent.propose(balls.observation, balls.goal, horizon=8).position
+
+    monkeypatch.setattr("diffusion_forcing.planning.agent.LARGE", 16 * 8 + 1)
+    exact = plans()
+    assert asked == []
+    monkeypatch.setattr("diffusion_forcing.planning.agent.LARGE", 16 * 8)
+    assert torch.equal(plans(), exact)
+    assert asked
+    if precision.resolve("auto", "cpu") == "bfloat16":
+        monkeypatch.setattr("diffusion_forcing.planning.agent.resolve", precision.resolve)
+        rounded = plans()
+        assert not torch.equal(rounded, exact)
+        assert (rounded - exact).norm(dim=-1).median() < 0.05
