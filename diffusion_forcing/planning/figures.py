@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..engine.media import Film
 from ..engine.plotting import COLOURS, figure
-from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Maze
+from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Bools, Maze
 from .episodes import Episodes
 
 BLUE, RED, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
@@ -40,7 +40,7 @@ def draw_winds(rows: list[tuple[str, Episodes]], file: Path, title: str = "") ->
             maze = episodes.maze
             draw_maze(ax, maze, maze.goal)
             draw_chance(ax, maze)
-            fallen = maze.on("P", episodes.observations[..., :2]).any(1)
+            fallen: Bools = np.any(maze.on("P", episodes.observations[..., :2]), axis=1)
             inside = np.asarray(np.linalg.norm(episodes.observations[..., :2] - episodes.goals[:, None], axis=-1) <= GOAL_RADIUS)
             ends = np.where(inside.any(1), inside.argmax(1), inside.shape[1] - 1)
             for i, end in enumerate(ends):
