@@ -215,12 +215,13 @@ class PlanningAgent(Policy):
             self.horizon.accept(group.balls, plans, group.goal if adaptive else None)
 
     def _rejected(self, problem: Problem, plans: Frames) -> Bools:
-        """Plans (m, t, 6) that do not arrive or that the model disagrees with, (m,). The shortest plans are not verified."""
+        """Plans (m, t, 6) that do not arrive or that the model disagrees with, (m,). Plans to stay in the goal are not verified."""
         assert problem.goal is not None
         rejected = ~self.horizon.arrival(plans, problem.goal)[0]
-        if plans.shape[1] > self.options.min_tokens * self.frame_stack:
+        shortest = plans.shape[1] <= self.options.min_tokens * self.frame_stack
+        if not shortest or self.options.hold_scale is not None:
             difference = disagreement(self.model, self._context(problem), torch.from_numpy(plans), self.generator).numpy()
-            rejected |= difference > self.options.verify_tolerance
+            rejected |= (difference > self.options.verify_tolerance) & ~(shortest & _in_goal(problem))
         return rejected
 
     def _store(self, balls: NDArray[np.int64], plans: Frames) -> None:
@@ -271,7 +272,7 @@ class PlanningAgent(Policy):
         absent = matrix.new_full((len(matrix), known + tokens - matrix.shape[1]), schedule.levels)
         absent[:, :known] = 0
         matrix = torch.cat([absent[:, :known], matrix, absent[:, known:]], dim=1)
-        reward = self._reward(problem)
+        reward = self._reward(problem, length)
         token_reward = lambda sequence: reward(_trajectory(self.codec.decode(sequence[:, known:])))  # noqa: E731
         denoise: Any = self.model.denoiser(cache=True)
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
@@ -313,8 +314,8 @@ class PlanningAgent(Policy):
         matrix[:, : known + 1] = 0
         return sample(self.model.denoiser(cache=True), self.model.schedule, x, self.sampler.along(matrix), generator=self.generator)
 
-    def _reward(self, problem: Problem) -> Reward:
-        """The reward of plans: towards a goal half as strong for every plan that failed."""
+    def _reward(self, problem: Problem, length: int) -> Reward:
+        """The reward of plans of `length` tokens: towards a goal half as strong for every plan that failed, stronger to stay in it."""
         if problem.reward is not None:
             return problem.reward
         assert problem.goal is not None
@@ -322,6 +323,9 @@ class PlanningAgent(Policy):
         if self.options.reward == "earn":
             return earn(self.maze, goal, self.options.softness, value=self.value)
         weight = 0.5 ** self.horizon.failures[problem.balls].astype(np.float32)
+        if self.options.hold_scale is not None and length <= self.options.min_tokens:
+            hold = np.float32(self.options.hold_scale / guidance_scale(self.options, length, self.horizon.episode_tokens))
+            weight = np.where(_in_goal(problem), hold, weight)
         return scaled(reach(goal), torch.from_numpy(weight))
 
     def _context(self, problem: Problem) -> Tensor:
@@ -337,6 +341,12 @@ class PlanningAgent(Policy):
         before = past[:, begin - 1, 2:] if begin else self.first_observation[problem.balls]
         frames = torch.cat([present_frames(torch.from_numpy(before), self.frame_stack), torch.from_numpy(past[:, begin:])], dim=1)
         return self.codec.encode(frames)
+
+
+def _in_goal(problem: Problem) -> Bools:
+    """Which balls are in their goals, (m,)."""
+    assert problem.goal is not None
+    return np.asarray(np.linalg.norm(problem.observation[:, :2] - problem.goal, axis=1) <= GOAL_RADIUS)
 
 
 def _trajectory(frames: Any) -> Trajectory:

@@ -20,6 +20,9 @@ class PlanOptions:
     """Guidance scale (per metre and frame) of a plan as long as the episode. 0: no guidance."""
     short_plan_scale: float = 4.0
     """Guidance scale of the shortest plan. Lengths in between follow a power law."""
+    hold_scale: float | None = None
+    """Guidance scale of the shortest plan of a ball that is in its goal, to stay there, which the data never do. None: `short_plan_scale`,
+    which then serves both."""
     guidance_levels: tuple[float, float] = (0.3, 1.0)
     """Noise levels at which guidance acts, as fractions of K."""
     form: Literal["eps", "step"] = "eps"
@@ -65,8 +68,8 @@ class PlanOptions:
     back. Frees a ball that is stuck behind a wall its plan went through."""
     verify_tolerance: float = 0.35
     """Adaptive horizon: metres by which the model, denoising a half-noised plan without guidance, may differ from it. Guidance can pull a
-    plan through a wall; such a plan differs by more, is rejected like one that does not arrive, and a longer one is made. Plans of
-    `min_tokens` and plans to the end of the episode are not verified."""
+    plan through a wall; such a plan differs by more, is rejected like one that does not arrive, and a longer one is made. Plans to the
+    end of the episode are not verified, nor those of `min_tokens`, or with a `hold_scale` only those of balls in their goals."""
     memory: int = 0
     """Past tokens that a plan is conditioned on, besides the present."""
 
@@ -86,5 +89,7 @@ class PlanOptions:
             raise ValueError(
                 f"scale and short_plan_scale are positive, or scale is 0 for no guidance; got {self.scale}, {self.short_plan_scale}"
             )
+        if self.hold_scale is not None and not (self.hold_scale > 0 and self.scale > 0):
+            raise ValueError(f"hold_scale is positive and needs a scale above 0, or is None; got {self.hold_scale}, scale={self.scale}")
         if not 0 <= self.guidance_levels[0] <= self.guidance_levels[1] <= 1:
             raise ValueError(f"guidance_levels is a range of fractions of K, 0 <= low <= high <= 1; got {self.guidance_levels}")
