@@ -14,7 +14,7 @@ from .model import Denoiser, DiffusionForcing, mask_cond
 from .monte_carlo import MonteCarlo
 from .observations import Observation, filter, infill, interpolate, observe, smooth
 from .parameterization import Prediction
-from .preconditioning import LinearConstraint, Preconditioning, WienerSmoother
+from .preconditioning import KalmanFilter, LinearConstraint, Preconditioning, WienerSmoother
 from .sampler import Context, Sampler
 from .sampling import rolling, rollout, sample, start, stream
 from .schedule import NoiseSchedule, cosine, linear, sigmoid
@@ -30,6 +30,7 @@ __all__ = [
     "Denoiser",
     "DiffusionForcing",
     "FusedSNR",
+    "KalmanFilter",
     "Levels",
     "LinearConstraint",
     "MinSNR",

@@ -101,6 +101,46 @@ class Stack(nn.Module):
         return self.encode(std.expand(-1, self.frames, -1) if std.shape[1] == 1 else std)
 
 
+class Split(nn.Module):
+    """Each token as `parts` tokens of equal width, one after another: (b, t, parts*d) to (b, t*parts, d). The inverse of stacking.
+
+    Numbers of one moment thus get levels of their own, such as actions and the observations that they lead to. variance: of each number of
+    the narrower tokens, for the model's input scaling.
+    """
+
+    variance: Tensor
+
+    def __init__(self, parts: int, variance: Tensor) -> None:
+        super().__init__()
+        self.parts = parts
+        self.register_buffer("variance", variance.float())
+
+    def description(self) -> dict[str, Any]:
+        return {"parts": self.parts, "width": len(self.variance)}
+
+    @classmethod
+    def from_description(cls, parts: int, width: int) -> Split:
+        return cls(parts, torch.ones(width))
+
+    @property
+    def log_det(self) -> Tensor:
+        """Nothing is scaled."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return rearrange(x, "b t (s d) -> b (t s) d", s=self.parts)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] % self.parts:
+            raise ValueError(f"{tokens.shape[1]} tokens are no whole number of groups of {self.parts}")
+        return rearrange(tokens, "b (t s) d -> b t (s d)", s=self.parts)
+
+    def encode_std(self, std: Tensor) -> Tensor:
+        if std.ndim:
+            raise ValueError(f"errors of tokens that are split must be alike: give one number; got {tuple(std.shape)}")
+        return std
+
+
 def principal_directions(rows: Tensor, keep: int | None = None) -> tuple[Tensor, Tensor]:
     """Principal directions (d, k), orthonormal, of centred rows (n, d), and the variance (k,) along each, largest first.
 
@@ -305,6 +345,7 @@ CODECS: dict[str, str] = {
     "chain": "diffusion_forcing.codecs:Chain",
     "stack": "diffusion_forcing.codecs:Stack",
     "normalize": "diffusion_forcing.codecs:Normalize",
+    "split": "diffusion_forcing.codecs:Split",
     "whiten": "diffusion_forcing.codecs:Whiten",
     "rotate": "diffusion_forcing.codecs:Rotate",
     "pixels": "diffusion_forcing.video.codec:Pixels",

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 from .checks import check_counts, first_not_finite
 from .model import Denoise, Denoiser, DiffusionForcing
 from .parameterization import Prediction
-from .schedule import NoiseSchedule, expand
+from .schedule import NoiseSchedule, evenly, expand
 
 
 class Forced(Protocol):
@@ -68,7 +68,6 @@ EXACT = 4096  # as many numbers have an exact trace, a backward pass each and st
 CANDIDATES, WIDEST = 24, 20.0  # steps between levels that a token is tried at, and the noise of the highest
 SEQUENCES = 2048  # in one call of the network while tokens are tried
 SETTLED = 0.1  # nats: a level is not changed for less
-NARROW = 0.03, 0.05  # angles at both ends of the flow within which steps are even; in between they are in proportion to the angle
 
 
 @torch.no_grad()
@@ -236,8 +235,8 @@ def _in_parts(scores: Callable[[Tensor, Tensor, int], Tensor], rows: Tensor, tok
 def _choices(schedule: NoiseSchedule, candidates: Tensor | None) -> Tensor:
     """Ascending levels that a token may have: those given, or the rungs of a flow that ends where noise is WIDEST."""
     if candidates is None:
-        place = _place(_angle(schedule))[: int(schedule.level_of(WIDEST)) + 1]
-        return _rungs(place, torch.zeros((), dtype=torch.long, device=place.device), CANDIDATES).unique()
+        place = schedule.place[: int(schedule.level_of(WIDEST)) + 1]
+        return evenly(place, torch.zeros((), dtype=torch.long, device=place.device), CANDIDATES).unique()
     if candidates.ndim != 1 or len(schedule.check_k(candidates)) < 2 or not (candidates.diff() > 0).all():
         raise ValueError(f"candidates are two or more ascending levels, as schedule.ladder(24); got {candidates.tolist()}")
     return candidates
@@ -250,8 +249,8 @@ def _flow(schedule: NoiseSchedule, denoise: Denoise, x: Tensor, k: Tensor, steps
     """
     if steps < 1:
         raise ValueError(f"the flow takes at least one step; got steps={steps}")
-    angle = _angle(schedule).to(x.device)
-    rungs = _rungs(_place(angle), k, min(steps, schedule.levels))
+    angle = schedule.angle
+    rungs = evenly(schedule.place, k, min(steps, schedule.levels))
     velocity, divergence = _divergence(schedule, denoise, x, rungs[0], vectors, exact)
     total = torch.zeros_like(divergence)
     for low, high in itertools.pairwise(rungs):
@@ -318,27 +317,6 @@ def _check_finite(x: Tensor, absent: Tensor, way: str) -> None:
     if at := first_not_finite(x.masked_fill(expand(absent, x), 0.0)):
         raise ValueError(f"x holds NaN or infinite values in tokens that are not absent, the first in sequence {at[0]}, token {at[1]}: "
                          f"{way}")  # fmt: skip
-
-
-def _angle(schedule: NoiseSchedule) -> Tensor:
-    """atan(sigma / alpha) of each level, (K+1,): from 0 to nearly a quarter turn."""
-    return torch.atan2(schedule.sigma_table.double(), schedule.alpha_table.double())
-
-
-def _place(angle: Tensor) -> Tensor:
-    """Where steps are even: finer at the bottom for tokens that others nearly tell, at the top for wide ones and errors of eps."""
-    return torch.asinh(angle / NARROW[0]) - torch.asinh((torch.pi / 2 - angle) / NARROW[1])
-
-
-def _rungs(place: Tensor, k: Tensor, steps: int) -> Tensor:
-    """Levels on the way from each of k (...) to K, evenly spread in `place` (K+1,), which rises from level to level: (steps+1, ...)."""
-    share = torch.arange(steps + 1, device=k.device, dtype=torch.float64).view(-1, *[1] * k.ndim) / steps
-    wanted = place[k] + (place[-1] - place[k]) * share
-    above = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
-    below = (above - 1).clamp(min=0)
-    rungs = torch.where(wanted - place[below] < place[above] - wanted, below, above)
-    rungs[0], rungs[-1] = k, len(place) - 1
-    return rungs
 
 
 def forced_by(model: DiffusionForcing, cond: Tensor | None = None, generator: Generator | None = None) -> Forced:

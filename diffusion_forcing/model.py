@@ -22,8 +22,8 @@ Denoise = Callable[[Tensor, Tensor], Prediction]  # (x, k) -> Prediction: all th
 
 
 class Conditioned(NamedTuple):
-    """The state of a model with a linear constraint or a Wiener filter: the network's, the last committed token, which the next one must
-    follow, and the noisy tokens that the filter reads.
+    """The state of a model with a linear constraint or a Kalman filter: the network's, the last committed token, which the next one must
+    follow, and what the filter keeps.
     """
 
     state: State
@@ -37,7 +37,7 @@ class DiffusionForcing(Pretrained):
     backbone: (x, k, cond, state) -> (out, state). schedule: the forward process. parameterization: what the network outputs.
     weight: the loss weight of each token, by name or as a function. clip: bound on |x0| when predicting, if any (eps-prediction
     near level K needs one). codec: raw data to tokens and back, saved with the weights. preconditioning: input scaling by variance, a
-    linear constraint between tokens, Wiener features; none by default. optional_cond: the model is also used without its condition (as
+    linear constraint between tokens, linear estimates; none by default. optional_cond: the model is also used without its condition (as
     classifier-free guidance does). The backbone then reads one number more a token: 1 where a condition is given, 0 where there is none,
     with zeros beside it.
     """
@@ -168,7 +168,7 @@ class DiffusionForcing(Pretrained):
         self._check_state(state)
         x = x if noise is None else self.schedule.add_noise(x, k, noise)
         alpha, sigma = self._amplitudes(x, k)
-        out, new = self._run(x, k, cond, state, alpha, sigma)
+        out, new, filtered = self._run(x, k, cond, state, alpha, sigma)
         if new is None:
             raise ValueError(f"{type(self.backbone).__name__} returns no state, so it cannot keep tokens that others follow: return (out, "
                              "state), a tensor or a tuple of tensors, batch first (of width 0 if the past is of no use to it); or roll out "
@@ -176,12 +176,12 @@ class DiffusionForcing(Pretrained):
         prepared = self.preconditioning
         if prepared.constraint is None and prepared.smoother is None:
             return new
-        before, past = (state.last, state.filtered) if isinstance(state, Conditioned) else (None, None)
+        before = state.last if isinstance(state, Conditioned) else None
         last = None
         if prepared.constraint is not None:
             out = prepared.constrain(self.parameterization, out, x, alpha, sigma, before)
             last = prepared.last_estimate(self.parameterization, out, x, alpha, sigma)
-        return Conditioned(new, last, prepared.filtered(x, alpha, sigma, past))
+        return Conditioned(new, last, filtered)
 
     def denoiser(self, cond: Tensor | None = None, state: State = None, *, cache: bool = False) -> Denoiser:
         """The function (x, k) -> Prediction that samplers take, with condition and past bound.
@@ -200,15 +200,15 @@ class DiffusionForcing(Pretrained):
         """The network's output for noisy tokens, which satisfies the linear constraint where there is one, and its state."""
         alpha, sigma = self._amplitudes(x, k)
         before = state.last if isinstance(state, Conditioned) else None
-        out, new = self._run(x, k, cond, state, alpha, sigma)
+        out, new, _ = self._run(x, k, cond, state, alpha, sigma)
         return self.preconditioning.constrain(self.parameterization, out, x, alpha, sigma, before), new
 
-    def _run(self, x: Tensor, k: Tensor, cond: Tensor, state: State, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, State]:
-        """What the backbone returns for noisy tokens: its output and its state."""
+    def _run(self, x: Tensor, k: Tensor, cond: Tensor, state: State, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, State, Filtered | None]:
+        """What the backbone returns for noisy tokens, its output and its state, and what a filter keeps of them."""
         prepared, past = self.preconditioning, None
         if isinstance(state, Conditioned):
             state, past = state.state, state.filtered
-        scaled, cond = prepared.scale(x, alpha, sigma), prepared.build_cond(x, alpha, sigma, cond, past)
+        scaled, (cond, filtered) = prepared.scale(x, alpha, sigma), prepared.build_cond(x, alpha, sigma, cond, past)
         with nullcontext() if self.autocast is None else torch.autocast(x.device.type, self.autocast):
             returned = self.backbone(scaled, k, cond, state)
         if not isinstance(returned, tuple) or len(returned) != 2 or getattr(returned[0], "shape", None) != x.shape:
@@ -217,12 +217,12 @@ class DiffusionForcing(Pretrained):
             raise ValueError(f"{type(self.backbone).__name__} should return (out, state), out of its tokens' shape {tuple(x.shape)} and "
                              f"state None if it keeps nothing; it returned {got}. check_backbone(network) tries it out")  # fmt: skip
         out, new = returned
-        return (out if self.autocast is None else out.to(x.dtype)), new
+        return (out if self.autocast is None else out.to(x.dtype)), new, filtered
 
     def _forced(self, x: Tensor, k: Tensor, cond: Tensor, past_x: Tensor, past_k: Tensor) -> Tensor:
         if self.preconditioning.smoother is not None:
-            raise ValueError("a model with a Wiener smoother or filter reads each token at one level, so its past cannot have others; build"
-                             " it without one for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
+            raise ValueError("a model with a smoother or filter as input reads each token at one level, so its past cannot have others; "
+                             "build it without for teacher forcing and likelihoods (mazes: --task.no-wiener-smoother)")  # fmt: skip
         if not self.traits.separate_past:
             raise ValueError(
                 f"{type(self.backbone).__name__} has no method `forced(x, k, cond, past_x, past_k)`, which a past at other levels "

@@ -49,9 +49,16 @@ class MonteCarlo:
     slope: int = 1
     """Of fresh futures: steps by which each token lags behind the one before. 0, all at once, is exact for a model that sees the whole
     sequence; a causal one decides each token given those before, so `steps`, one after the other, is exact and 1 or 2 close."""
+    causal: bool = False
+    """Of fresh futures: the denoiser is causal, so that tokens which a roll-out has not reached need not be asked for. The same numbers
+    sooner, unless later choices are guided."""
     estimator: Estimator = "pathwise"
     """Of fresh futures. pathwise: the gradient of the reward through the sampled futures. covariance: no gradient; the present is sampled
     too, and its covariance with the reward is the gradient of the expected reward. For any reward, such as a simulator's or a count."""
+    spread: float | None = None
+    """Of the covariance: rewards that vary more than that from draw to draw (their standard deviation) are scaled down to it. Guidance of
+    scale s then moves the present by at most s * spread standard deviations of what is left open, however much is at stake; without it
+    tokens leave the data where stakes are high. None: never."""
     risk: float = 0.0
     """0: the expected reward E[r]. Otherwise log E[exp(risk r)] / risk: below 0 averse to risk, above 0 seeking it. With fresh futures
     risk = scale samples the joint posterior p(x) exp(scale r)."""
@@ -74,6 +81,8 @@ class MonteCarlo:
                              f"draws={self.draws}: MonteCarlo(16, 'fresh', estimator='covariance')")  # fmt: skip
         if self.slope < 0 or self.inner_draws < 0:
             raise ValueError(f"slope and inner_draws count from 0; got slope={self.slope}, inner_draws={self.inner_draws}")
+        if self.spread is not None and not self.spread > 0:
+            raise ValueError(f"spread is a standard deviation of rewards, above 0, or None; got {self.spread}")
         if not math.isfinite(self.risk):
             raise ValueError(f"risk is a finite number, 0 for the expectation; got {self.risk}")
         if self.chosen is not None and self.chosen.dtype != torch.bool:
@@ -138,12 +147,33 @@ def reward_gradient(
     return (pred if x.requires_grad else Prediction(pred.x0.detach(), pred.eps.detach(), pred.grad)), grad
 
 
+def expected_reward(
+    denoise: Denoise, schedule: NoiseSchedule, reward: Reward, x: Tensor, k: Tensor, plan: MonteCarlo,
+    generator: Generator | None = None,
+) -> Tensor:  # fmt: skip
+    """(b,), the reward averaged over fresh futures of tokens x (b, t, *event), of which those at level 0 are decided.
+
+    It ranks plans by what may come of them, where a reward of their own future would rank them by their luck. Later choices are made as in
+    the data.
+    """
+    plan = replace(plan, futures="fresh", estimator="covariance", draws=max(2, plan.draws), chosen=None)
+    with torch.no_grad():
+        score = _score(reward, _fresh_futures(denoise, schedule, x, k, plan, _unsteered, generator)).unflatten(0, (len(x), plan.draws))
+    return torch.logsumexp(plan.risk * score, 1) / plan.risk - math.log(plan.draws) / plan.risk if plan.risk else score.mean(1)
+
+
+def _unsteered(plan: MonteCarlo) -> Denoise:
+    raise ValueError("later choices are made as in the data where nothing is guided")
+
+
 def _covariance(schedule: NoiseSchedule, reward: Reward, k: Tensor, clean: Tensor, plan: MonteCarlo) -> Tensor:
     """grad_x E[r | x] = alpha / sigma^2 Cov(r, clean tokens | x): Tweedie's formula, for samples of all tokens given x."""
     score = _score(reward, clean).to(clean).unflatten(0, (len(k), plan.draws))
     if not torch.isfinite(score).all():
         raise ValueError("the reward of a sampled future is NaN or infinite, and so would be the covariance; give bad futures a finite "
                          "penalty, as by torch.nan_to_num(score, nan=-100.0, neginf=-100.0)")  # fmt: skip
+    if plan.spread is not None:
+        score = score * (plan.spread / score.std(1, keepdim=True).clamp(min=TINY)).clamp(max=1)
     if plan.risk:
         weight = (torch.softmax(plan.risk * score, 1) - 1 / plan.draws) / plan.risk
     else:
@@ -164,9 +194,10 @@ def _fresh_futures(
     """
     _, future = plan.split(x, k)
     mine = plan.choices(x) & expand(future, x)
+    steered = plan.chosen is not None and plan.inner_draws > 0
     x, k, future, mine = (part.repeat_interleave(plan.draws, dim=0) for part in (x, k, future, mine))
     x = torch.where(expand(future, x), torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device), x)
-    if plan.chosen is not None and plan.inner_draws > 0:
+    if steered:
         denoise = steer(plan.within(mine))
     sampled = plan.estimator == "covariance"
     moves = k > 0 if sampled else future
@@ -181,13 +212,27 @@ def _fresh_futures(
         # Even levels for the future; squares for the present: its last step is small, since what that leaves open the covariance misses.
         k_next = torch.where(future, first * left // plan.steps, first * left**2 // plan.steps**2)
         k_next = torch.where(moves, k_next, first)
-        pred, levels = denoise(x, k), amplitudes(schedule, k, k_next, x)
+        asked = _reached(k, k_next) if plan.causal and not steered else x.shape[1]
+        part, rest = x[:, :asked], x[:, asked:]
+        pred, levels = denoise(part, k[:, :asked]), amplitudes(schedule, k[:, :asked], k_next[:, :asked], part)
         if sampled:
-            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-            variance = _variance(x / levels.alpha, pred.x0, (levels.sigma / levels.alpha) ** 2, plan.draws)
+            noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)[:, :asked]
+            variance = _variance(part / levels.alpha, pred.x0, (levels.sigma / levels.alpha) ** 2, plan.draws)
             variance = variance.masked_fill(levels.sigma_next == 0, TINY)
-        x, k = solver_step(x, pred, levels, Sampler(), noise, present, variance), k_next
-    return torch.where(expand(moves, x), x, pred.x0)
+        part = solver_step(part, pred, levels, Sampler(), noise, None if present is None else present[:, :asked], variance)
+        x, k = torch.cat([part, rest], dim=1), k_next
+    return torch.where(expand(moves, x), x, _filled(pred.x0, x))
+
+
+def _reached(k: Tensor, k_next: Tensor) -> int:
+    """Tokens up to the last one that moves between levels k and k_next (b, t); all where none does."""
+    moving = (k_next != k).any(0).nonzero()
+    return int(moving[-1]) + 1 if len(moving) else k.shape[1]
+
+
+def _filled(x0: Tensor, x: Tensor) -> Tensor:
+    """Predictions x0 (b, n, *event) of the first tokens of x (b, t, *event), followed by the others as they are."""
+    return x0 if x0.shape == x.shape else torch.cat([x0, x[:, x0.shape[1] :]], dim=1)
 
 
 def _variance(y: Tensor, x0: Tensor, noise: Tensor, draws: int) -> Tensor:

@@ -17,7 +17,7 @@ from .matrix import check_matrix
 from .model import Denoise, Denoiser
 from .sampler import Hold, Sampler
 from .schedule import expand
-from .solver import Amplitudes, amplitudes, solver_step
+from .solver import Amplitudes, LastStep, amplitudes, solver_step
 
 
 class Trace(NamedTuple):
@@ -41,7 +41,7 @@ def windowed(
     if x.shape[1] == 1 and model.traits.prefills:
         state = model.backbone.prefill(x, state, cond)  # type: ignore[attr-defined]
     moving, seen = moves(matrix, sampler.hold, model.schedule.levels), observed(matrix, model.schedule.levels)
-    settled = _settled(moving)
+    settled, last_step = _settled(moving), LastStep.none(x, sampler)
     x, context, level = x.clone(), x.clone(), matrix[0].clone()
     done = 0
     for row, k in enumerate(matrix[:-1]):
@@ -58,7 +58,10 @@ def windowed(
         pred = model.predict(x[:, now], k[now].expand(len(x), -1), cond[:, now], state)
         levels = amplitudes(model.schedule, k[now], k_next[now], x[:, now])
         noise = None if noise is None else noise[:, now]
-        x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), variance_of(denoise))
+        before = None if last_step is None else last_step.of(now)
+        x[:, now] = solver_step(x[:, now], pred, levels, sampler, noise, _mask(seen, now, x), variance_of(denoise), before)
+        if last_step is not None:
+            last_step.put(now, pred, levels)
         high = k_next[now] >= min_context_level
         context[:, now] = torch.where(expand(high, x), x[:, now], context[:, now])
         level[now] = torch.where(high, k_next[now], level[now])
@@ -82,6 +85,7 @@ def wavefront(
     cond = model.read_cond(x, cond)
     x, context, level = x.clone(), x.clone(), matrix[0].clone()
     noises: dict[int, Tensor | None] = {}
+    last_step = LastStep.none(x, sampler)
     drawn = 0
     acting = moving.any(1).tolist()
     waves = _waves(moving)
@@ -107,7 +111,10 @@ def wavefront(
         if sampler.eta > 0 or sampler.hold == "resample" or seen is not None:
             noise = torch.stack([noises[r][:, i] for r, i in zip(rows.tolist(), tokens.tolist(), strict=True)], dim=1)  # type: ignore[index]
             noises = {r: kept for r, kept in noises.items() if r >= int(rows.min())}
-        stepped = solver_step(now, pred, at, sampler, noise, _mask(seen, tokens, x), variance_of(denoise))
+        before = None if last_step is None else last_step.of(tokens)
+        stepped = solver_step(now, pred, at, sampler, noise, _mask(seen, tokens, x), variance_of(denoise), before)
+        if last_step is not None:
+            last_step.put(tokens, pred, at)
         z[:, tokens + 1] = after.unflatten(0, (b, -1))
         x[:, tokens] = stepped
         if min_context_level:

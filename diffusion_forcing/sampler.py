@@ -11,7 +11,7 @@ from .matrix import MATRICES, MatrixName
 from .schedule import NoiseSchedule
 
 Hold = Literal["keep", "resample"]
-Solver = Literal["ddim", "euler_angle"]
+Solver = Literal["ddim", "euler_angle", "adams_angle"]
 Mode = Literal["path", "noise", "label"]
 
 
@@ -26,7 +26,8 @@ class Sampler:
     slope: float = 1.0
     """Of pyramid and trapezoid: rows from the start of one token to the start of the next."""
     solver: Solver = "ddim"
-    """ddim, or euler_angle: Euler steps in the angle between signal and noise, which keep more of the variance in few steps."""
+    """ddim; euler_angle: Euler steps in the angle between signal and noise, which keep more of the variance in few steps; adams_angle:
+    second-order steps in it, closer together where there is little or much noise: accurate for tokens of any spread."""
     eta: float = 0.0
     """Fresh noise in each step: 0 deterministic (DDIM), 1 ancestral (DDPM)."""
     hold: Hold = "keep"
@@ -44,16 +45,20 @@ class Sampler:
             raise ValueError(f"slope is a delay in rows and cannot be negative; got {self.slope}")
         if not 0 <= self.eta <= 1:
             raise ValueError(f"eta goes from 0 (deterministic) to 1 (ancestral); got {self.eta}")
-        if self.solver == "euler_angle" and self.eta > 0:
-            raise ValueError(f"solver 'euler_angle' draws no fresh noise; got eta={self.eta}, set eta=0 or solver='ddim'")
+        if self.solver != "ddim" and self.eta > 0:
+            raise ValueError(f"solver {self.solver!r} draws no fresh noise; got eta={self.eta}, set eta=0 or solver='ddim'")
         if not self.temperature >= 0:
             raise ValueError(f"temperature scales the initial noise and cannot be negative; got {self.temperature}")
 
     def matrix_for(self, schedule: NoiseSchedule, horizon: int) -> Tensor:
         """The schedule matrix (m+1, horizon)."""
-        build = MATRICES[self.matrix]
-        ladder = schedule.ladder(min(self.steps, schedule.levels))
+        build, ladder = MATRICES[self.matrix], self.ladder(schedule)
         return build(horizon, ladder, self.slope) if self.matrix in ("pyramid", "trapezoid") else build(horizon, ladder)
+
+    def ladder(self, schedule: NoiseSchedule) -> Tensor:
+        """(steps+1,) levels that each token visits, ascending; at most all."""
+        build = schedule.fine_ladder if self.solver == "adams_angle" else schedule.ladder
+        return build(min(self.steps, schedule.levels))
 
     def along(self, matrix: Tensor) -> Sampler:
         """The same sampler following an explicit schedule matrix (m+1, t), such as one with pinned columns."""

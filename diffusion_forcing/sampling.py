@@ -20,7 +20,7 @@ from .model import Denoise, Denoiser, DiffusionForcing
 from .orders import Trace, draw_noise, moves, observed, variance_of, warn_of_later_tokens, wavefront, windowed
 from .sampler import Context, Hold, Sampler, as_sampler, check_all_noise
 from .schedule import NoiseSchedule, expand
-from .solver import amplitudes, solver_step
+from .solver import LastStep, amplitudes, solver_step
 
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, their levels)
 Wrap = Callable[[Denoiser], Denoise]
@@ -57,7 +57,7 @@ def follow(
         denoise.check(x, matrix[0])
         faster = wavefront if denoise.model.traits.wavefront else windowed
         return faster(denoise, x, matrix, sampler, generator, min_context_level)
-    context, level = x, matrix[..., 0, :]
+    context, level, last = x, matrix[..., 0, :], LastStep.none(x, sampler)
     seen = observed(matrix, schedule.levels)
     mask = None if seen is None else expand(seen, x)
     for row, acts in enumerate(moves(matrix, sampler.hold, schedule.levels).any(-1).reshape(-1, matrix.shape[-2] - 1).any(0).tolist()):
@@ -65,7 +65,10 @@ def follow(
         if acts:
             pred = denoise(x, k.expand(x.shape[:2]))
             noise = draw_noise(x, sampler, seen, generator)
-            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise, mask, variance_of(denoise))
+            levels = amplitudes(schedule, k, k_next, x)
+            x = solver_step(x, pred, levels, sampler, noise, mask, variance_of(denoise), last)
+            if last is not None:
+                last.put(slice(None), pred, levels)
             high = k_next >= min_context_level
             context, level = torch.where(expand(high, x), x, context), torch.where(high, k_next, level)
         if on_step is not None:
@@ -92,21 +95,22 @@ def start(
     """Tokens as they are at the first row of a matrix: what is known at its level, white noise at K.
 
     shape: (b, *event). known: (b, t, *event), clean tokens where the row is 0, and in between measurements with the error of that level
-    (`NoiseSchedule.level_of`): measured values are noisy already, so none is added. At K it may hold anything.
+    (`NoiseSchedule.level_of`): measured values are noisy already, so none is added. At K it may hold anything. Returned in the schedule's
+    precision, as the model's.
     """
     b, *event = shape
     tokens = matrix.shape[-1]
     if known is not None and known.shape != (b, tokens, *event):
         raise ValueError(f"known tokens must be {(b, tokens, *event)}, as shape and matrix say; got {tuple(known.shape)}")
     noise = torch.randn(b, tokens, *event, generator=generator, dtype=schedule.alpha_table.dtype, device=schedule.alpha_table.device)
-    first = matrix[..., 0, :].to(noise.device)
+    first = check_run(schedule, noise, matrix)[..., 0, :]
     absent = expand(first == schedule.levels, noise)
     if known is None:
         check_all_noise(matrix, schedule)
         return noise
     if not bool(torch.isfinite(known.masked_fill(absent, 0.0)).all()):
         raise ValueError("known tokens hold NaN or infinite values where the matrix is below level K; begin missing tokens at K")
-    return torch.where(absent, noise, expand(schedule.alpha(first), noise) * known)
+    return torch.where(absent, noise, expand(schedule.alpha(first), noise) * known.to(noise))
 
 
 def rollout(
@@ -171,21 +175,26 @@ def rolling(
     memory, shape, known = _init_rollout(model, length, context, cond, past)
     schedule, device = model.schedule, model.device
     check_run(schedule, torch.zeros(shape[0], 1, *shape[1:]), full_sequence(1, schedule.ladder(steps)))
-    ladder, lowest, dtype = schedule.ladder(steps).to(device), memory.min_context_level, schedule.alpha_table.dtype
+    ladder, lowest, dtype = sampler.ladder(schedule).to(device), memory.min_context_level, schedule.alpha_table.dtype
     x = kept = torch.zeros(shape[0], 0, *shape[1:], dtype=dtype, device=device)
     rungs = level = torch.zeros(0, dtype=torch.long, device=device)
+    last = LastStep.none(x, sampler)
     done = row = 0
     while done < length:
         if row % slope == 0 and done + x.shape[1] < length:
             new = sampler.temperature * torch.randn(shape[0], 1, *shape[1:], generator=generator, dtype=dtype, device=device)
             x, kept = torch.cat([x, new], dim=1), torch.cat([kept, new], dim=1)
+            last = None if last is None else last.joined(new)
             rungs, level = F.pad(rungs, (0, 1), value=steps), F.pad(level, (0, 1), value=schedule.levels)
         window = None if cond is None else cond[:, known + done : known + done + x.shape[1]]
         k, k_next = ladder[rungs], ladder[rungs - 1]
         with torch.no_grad():
             pred = model.predict(x, k.expand(x.shape[:2]), window, memory.state)
             noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) if sampler.eta > 0 else None
-            x = solver_step(x, pred, amplitudes(schedule, k, k_next, x), sampler, noise)
+            levels = amplitudes(schedule, k, k_next, x)
+            x = solver_step(x, pred, levels, sampler, noise, last=last)
+            if last is not None:
+                last.put(slice(None), pred, levels)
         high = k_next >= lowest
         kept, level = torch.where(expand(high, x), x, kept), torch.where(high, k_next, level)
         rungs, row = rungs - 1, row + 1
@@ -194,6 +203,7 @@ def rolling(
             memory.add(*memory.context_tokens(Trace(x[:, :1], kept[:, :1], level[:1]), generator), first)
             yield x[:, :1]
             x, kept, rungs, level = x[:, 1:], kept[:, 1:], rungs[1:], level[1:]
+            last = None if last is None else last.of(slice(1, None))
             done += 1
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 LEVELS = 1000
+NARROW = 0.03, 0.05  # angles at both ends within which steps are even; in between they are in proportion to the angle
 MAX_BETA = 0.999  # a step never destroys everything, so alpha_bar stays positive and strictly decreasing
 
 
@@ -69,6 +70,16 @@ class NoiseSchedule(nn.Module):
         """K: the level of pure noise."""
         return len(self.alpha_table) - 1
 
+    @property
+    def angle(self) -> Tensor:
+        """atan(sigma / alpha) of each level, (K+1,): from 0 to nearly a quarter turn."""
+        return torch.atan2(self.sigma_table.double(), self.alpha_table.double())
+
+    @property
+    def place(self) -> Tensor:
+        """Where steps are best even, (K+1,), ascending: finer at the bottom for tokens that others nearly tell, at the top for wide."""
+        return torch.asinh(self.angle / NARROW[0]) - torch.asinh((torch.pi / 2 - self.angle) / NARROW[1])
+
     def alpha(self, k: Tensor) -> Tensor:
         """Share of the signal's amplitude left at level k. Same shape as k."""
         return self.alpha_table[k]
@@ -107,6 +118,13 @@ class NoiseSchedule(nn.Module):
             raise ValueError(f"a ladder needs between 1 and {'K=' if top == self.levels else ''}{top} steps; got {steps}")
         return torch.linspace(0, top, steps + 1, dtype=torch.float64).round().long()
 
+    def fine_ladder(self, steps: int) -> Tensor:
+        """(steps+1,) levels as of `ladder`, but closer together where there is little noise or much: evenly spread in `place`."""
+        even, place = torch.arange(len(self.ladder(steps))), self.place.cpu()
+        levels = evenly(place, torch.zeros((), dtype=torch.long), steps)
+        # Levels are whole numbers, and no two alike: at the ends, where they are closest, they move apart.
+        return torch.minimum((levels - even).cummax(0).values + even, self.levels - steps + even)
+
     def check_k(self, k: Tensor) -> Tensor:
         """Return k if every level is an integer in {0..K}; say what is wrong otherwise."""
         if k.is_floating_point() or k.dtype == torch.bool:
@@ -114,6 +132,17 @@ class NoiseSchedule(nn.Module):
         if k.numel() and (k.min() < 0 or k.max() > self.levels):
             raise ValueError(f"levels must lie in 0..{self.levels}; got {k.min().item()}..{k.max().item()}")
         return k
+
+
+def evenly(place: Tensor, k: Tensor, steps: int) -> Tensor:
+    """Levels on the way from each of k (...) to the last, evenly spread in `place`, (K+1,), which ascends: (steps+1, ...)."""
+    share = torch.arange(steps + 1, device=k.device, dtype=torch.float64).view(-1, *[1] * k.ndim) / steps
+    wanted = place[k] + (place[-1] - place[k]) * share
+    above = torch.searchsorted(place, wanted).clamp(max=len(place) - 1)
+    below = (above - 1).clamp(min=0)
+    rungs = torch.where(wanted - place[below] < place[above] - wanted, below, above)
+    rungs[0], rungs[-1] = k, len(place) - 1
+    return rungs
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:

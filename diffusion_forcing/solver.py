@@ -1,4 +1,4 @@
-"""One step of sampling: each token from its level to the next, by DDIM, ancestral sampling, or Euler steps in the angle."""
+"""One step of sampling: each token from its level to the next, by DDIM, ancestral sampling, or steps in the angle (Euler, Adams)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,45 @@ def angle_step(x: Tensor, pred: Prediction, alpha: Tensor, sigma: Tensor, alpha_
     return x + turned * (alpha * pred.eps - sigma * pred.x0)
 
 
+class LastStep:
+    """Of the last step of each token: the velocity that it began with, and how far it turned; 0 before the first. Both (b, t, *event)."""
+
+    def __init__(self, velocity: Tensor, turned: Tensor) -> None:
+        self.velocity, self.turned = velocity, turned
+
+    @staticmethod
+    def none(x: Tensor, sampler: Sampler) -> LastStep | None:
+        """Of tokens x that have not stepped yet; None where the solver does not look back."""
+        return LastStep(torch.zeros_like(x), torch.zeros_like(x)) if sampler.solver == "adams_angle" else None
+
+    def of(self, tokens: slice | Tensor) -> LastStep:
+        """Those of some tokens."""
+        return LastStep(self.velocity[:, tokens], self.turned[:, tokens])
+
+    def put(self, tokens: slice | Tensor, pred: Prediction, levels: Amplitudes) -> None:
+        """Note the step of some tokens, as far as they fall."""
+        alpha, sigma, alpha_next, sigma_next, falls = levels[:5]
+        turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
+        self.velocity[:, tokens] = torch.where(falls, alpha * pred.eps - sigma * pred.x0, self.velocity[:, tokens])
+        self.turned[:, tokens] = torch.where(falls, turned, self.turned[:, tokens])
+
+    def joined(self, x: Tensor) -> LastStep:
+        """These and those of new tokens x after them."""
+        return LastStep(*(torch.cat([part, torch.zeros_like(x)], dim=1) for part in (self.velocity, self.turned)))
+
+
+def adams_step(x: Tensor, pred: Prediction, levels: Amplitudes, last: LastStep) -> Tensor:
+    """As `angle_step`, by the velocity in the middle of the step, continued from the last one (Adams-Bashforth): of second order.
+
+    So few steps suffice for wide and narrow tokens alike, where DDIM narrows and Euler steps move the mean.
+    """
+    alpha, sigma, alpha_next, sigma_next = levels[:4]
+    turned = torch.atan2(sigma_next, alpha_next) - torch.atan2(sigma, alpha)
+    share = torch.where(last.turned != 0, turned / (2 * last.turned), 0.0).clamp(max=1)  # nothing is continued much further than it is old
+    velocity = alpha * pred.eps - sigma * pred.x0
+    return x + turned * (velocity + share * (velocity - last.velocity))
+
+
 class Amplitudes(NamedTuple):
     """All that a step needs to know of its levels, broadcastable to the tokens."""
 
@@ -57,17 +96,20 @@ def amplitudes(schedule: NoiseSchedule, k: Tensor, k_next: Tensor, like: Tensor)
 
 def solver_step(
     x: Tensor, pred: Prediction, levels: Amplitudes, sampler: Sampler, noise: Tensor | None = None, observed: Tensor | None = None,
-    variance: Tensor | float = 1.0,
+    variance: Tensor | float = 1.0, last: LastStep | None = None,
 ) -> Tensor:  # fmt: skip
     """One step of a sampler's solver between the levels of `amplitudes`. noise: like x, where any is drawn.
 
     observed: broadcastable to x, True for tokens that began at a level in between, as observations with error: they step as
-    `posterior_step` does, and held at their level they keep what was observed. variance: of clean tokens, for that.
+    `posterior_step` does, and held at their level they keep what was observed. variance: of clean tokens, for that. last: the step before,
+    for a solver that looks back; the first one is Euler's.
     """
     alpha, sigma, alpha_next, sigma_next, falls, between = levels
     if sampler.eta > 0:
         stepped = _ancestral(pred, levels, sampler.eta, noise)
-    elif sampler.solver == "euler_angle":
+    elif last is not None:
+        stepped = adams_step(x, pred, levels, last)
+    elif sampler.solver != "ddim":
         stepped = angle_step(x, pred, alpha, sigma, alpha_next, sigma_next)
     else:
         stepped = alpha_next * pred.x0 + sigma_next * pred.eps

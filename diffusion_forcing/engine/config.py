@@ -19,7 +19,7 @@ from ..codecs import codec_traits
 from ..files import read_json
 from ..model import DiffusionForcing
 from ..parameterization import Parameterization
-from ..preconditioning import LinearConstraint, Preconditioning, WienerSmoother
+from ..preconditioning import KalmanFilter, LinearConstraint, Preconditioning, WienerSmoother
 from ..registry import load
 from ..schedule import CURVES, LEVELS, NoiseSchedule
 from ..weighting import WEIGHTS, FusedSNR, MinSNR, Uniform, Weight
@@ -63,7 +63,8 @@ class ModelConfig:
     ) -> DiffusionForcing:  # fmt: skip
         """A new model for tokens of a shape, or of so many numbers, with conditions of `cond` numbers.
 
-        codec: makes the tokens; saved with the model. smoother: causal networks take it as a filter. optional_cond: tokens may
+        codec: makes the tokens; saved with the model. smoother: causal networks get a Kalman filter of its numbers instead, if there is a
+        constraint for it to follow. optional_cond: tokens may
         also have no condition.
         """
         traits = codec_traits(codec)
@@ -72,24 +73,25 @@ class ModelConfig:
         if self.variance_weighting and variance is None and codec is not None:
             raise ValueError("variance_weighting needs the variance of each number of a token, which this codec does not give, or which "
                              f"predicting eps cannot use; got {self.variance_weighting}, set --model.variance-weighting 0")  # fmt: skip
-        if smoother is not None and self.backbone.causal:
-            smoother = WienerSmoother(smoother.index, smoother.covariance, smoother.octaves, causal=True)
         if variance is None:
             constraint = None
-        cond += optional_cond + (smoother.width if smoother is not None else 0)
+        shape = (event,) if isinstance(event, int) else tuple(event)
+        estimates: WienerSmoother | KalmanFilter | None = smoother
+        if smoother is not None and self.backbone.causal:
+            estimates = None if constraint is None else KalmanFilter(smoother.index, shape[0], smoother.octaves)
+        cond += optional_cond + (estimates.width if estimates is not None else 0)
         _check_choice("schedule", self.schedule, CURVES)
         _check_choice("weight", self.weight, WEIGHTS)
-        shape = (event,) if isinstance(event, int) else tuple(event)
         weights: dict[str, Weight] = {
             "uniform": Uniform(),
             "min_snr": MinSNR(self.snr_clip),
             "fused_snr": FusedSNR(self.snr_clip, self.snr_decay, self.frame_stack or traits.stack),
         }
+        prepared = Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=estimates)
         return DiffusionForcing(
             self.backbone.build(shape, cond, self.levels, codec, variance), NoiseSchedule(CURVES[self.schedule](self.levels)),
             parameterization=self.parameterization, weight=weights[self.weight], clip=self.clip, codec=codec,
-            preconditioning=Preconditioning(variance, variance_weighting=self.variance_weighting, constraint=constraint, smoother=smoother),
-            optional_cond=optional_cond,
+            preconditioning=prepared, optional_cond=optional_cond,
         )  # fmt: skip
 
 

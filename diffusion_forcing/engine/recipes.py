@@ -58,6 +58,11 @@ RECIPES: dict[str, Recipe] = {
     "maze2d-umaze": _maze("umaze", "The U-shaped maze, planned 300 steps ahead. 4 minutes on two cores."),
     "maze2d-medium": _maze("medium", "The medium maze, planned 600 steps ahead. 20 minutes on two cores."),
     "maze2d-large": _maze("large", "The large maze, planned 800 steps ahead. 20 minutes on two cores."),
+    "maze2d-windy": Recipe(
+        "diffusion_forcing.planning.recipes:windy",
+        "A maze with random gusts beside a pit, planned by expected reward. 8 minutes on one core.",
+        backbones=("gru", "causal_transformer"),
+    ),
     "exchange": _series("exchange", 30, 3),
     "solar": _series("solar", 24, 15),
     "electricity": _series("electricity", 24, 15),

@@ -116,6 +116,7 @@ TASKS: dict[str, str] = {
     "Imitation": "diffusion_forcing.imitation.task:Imitation",
     "Maze2D": "diffusion_forcing.planning.task:Maze2D",
     "Sequences": "diffusion_forcing.engine.sequences:Sequences",
+    "WindyMaze2D": "diffusion_forcing.planning.windy:WindyMaze2D",
     "Video": "diffusion_forcing.video.task:Video",
 }
 """Our own tasks: the name of each class, as a run's file says it, and where the class is."""

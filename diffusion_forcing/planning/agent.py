@@ -23,16 +23,17 @@ from ..engine.pretrained import run_folder
 from ..engine.run import load_run
 from ..guidance import guide
 from ..model import DiffusionForcing
-from ..monte_carlo import MonteCarlo
+from ..monte_carlo import MonteCarlo, expected_reward
 from ..sampler import Sampler, check_all_noise
 from ..sampling import sample
-from .envs.maze2d import Array, Bools, Maze, by_name, check_inside
+from .envs.maze2d import GOAL_RADIUS, Array, Bools, Maze, by_name, check_inside
 from .episodes import Counts, Policy
 from .guidance import disagreement, guidance_scale
 from .horizon import HorizonControl
 from .options import PLAN_SAMPLER, PlanOptions
-from .rewards import Reward, TrackingReward, Trajectory, reach, scaled
-from .tokens import present_frames
+from .rewards import Reward, TrackingReward, Trajectory, earn, reach, scaled
+from .tokens import choices, present_frames, tokens_per_stack
+from .value import PlaceValue
 
 Frames = NDArray[np.float32]
 OnStep = Callable[[int, Tensor, Tensor], None]  # (row, tokens, levels), see `sampling.sample`
@@ -63,8 +64,9 @@ class PlanningAgent(Policy):
 
     def __init__(
         self, model: DiffusionForcing, maze: Maze | str, *, sampler: Sampler = PLAN_SAMPLER, options: PlanOptions | None = None,
-        seed: int = 0,
+        seed: int = 0, value: PlaceValue | None = None,
     ) -> None:  # fmt: skip
+        """value: of being where a plan ends, for the reward "earn" of plans that end before they arrive."""
         if model.codec is None:
             raise ValueError("a planning agent needs a model with its codec: train one with `dforce train maze2d-medium`")
         self.model = copy.deepcopy(model).eval().requires_grad_(False)  # the caller may go on training theirs
@@ -74,6 +76,7 @@ class PlanningAgent(Policy):
         self.options = options or PlanOptions()
         self.frame_stack = self.codec.stack
         self.seed = seed
+        self.value = value
         self.reset(1)
 
     @classmethod
@@ -90,7 +93,7 @@ class PlanningAgent(Policy):
         plan = getattr(trained, "plan", None)
         if not isinstance(plan, PlanOptions):
             raise ValueError(f"{path} was trained for {type(trained).__name__}, not for planning; train `dforce train maze2d-medium`")
-        return cls(model, trained.maze, sampler=sampler or trained.sampler, options=options or plan, seed=seed)
+        return cls(model, trained.maze, sampler=sampler or trained.sampler, options=options or plan, seed=seed, value=trained.place_value())
 
     def reset(self, number: int, *, steps: int | None = None) -> None:
         """Begin episodes of `number` balls, `steps` long (None: the maze's own length)."""
@@ -120,13 +123,16 @@ class PlanningAgent(Policy):
         due = self.horizon.due(self.age, np.isfinite(self.plan[..., 0]).sum(1), error, adaptive)
         if reward is not None and due.any():
             due[:] = True  # a reward may depend on all balls at once
+        if self.maze.chance is not None and problem.goal is not None:  # the goal holds the ball
+            due &= (np.linalg.norm(problem.observation[:, :2] - problem.goal, axis=1) > GOAL_RADIUS) | ~self.horizon.started
         if due.any():
             replaced = due & self.horizon.started
             if replaced.any():
                 self.counts.errors.append(error[replaced])
             self.horizon.review(due, error, adaptive)
             self._replan(problem.select(np.flatnonzero(due)))
-        action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), self.age, :2]), -1, 1)
+        age = np.minimum(self.age, self.plan.shape[1] - 1)
+        action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), age, :2]), -1, 1)
         self.age += 1
         self.time += 1
         self.last_action = action.copy()
@@ -210,12 +216,13 @@ class PlanningAgent(Policy):
             self.horizon.accept(group.balls, plans, group.goal if adaptive else None)
 
     def _rejected(self, problem: Problem, plans: Frames) -> Bools:
-        """Plans (m, t, 6) that do not arrive or that the model disagrees with, (m,). The shortest plans are not verified."""
+        """Plans (m, t, 6) that do not arrive or that the model disagrees with, (m,). Plans to stay in the goal are not verified."""
         assert problem.goal is not None
         rejected = ~self.horizon.arrival(plans, problem.goal)[0]
-        if plans.shape[1] > self.options.min_tokens * self.frame_stack:
+        shortest = plans.shape[1] <= self.options.min_tokens * self.frame_stack
+        if not shortest or self.options.hold_scale is not None:
             difference = disagreement(self.model, self._context(problem), torch.from_numpy(plans), self.generator).numpy()
-            rejected |= difference > self.options.verify_tolerance
+            rejected |= (difference > self.options.verify_tolerance) & ~(shortest & _in_goal(problem))
         return rejected
 
     def _store(self, balls: NDArray[np.int64], plans: Frames) -> None:
@@ -257,36 +264,70 @@ class PlanningAgent(Policy):
         """One guided sample of plans (m, t, 6); of several candidates the one with the highest reward."""
         options, schedule = self.options, self.model.schedule
         context = self._context(problem).repeat_interleave(options.candidates, dim=0)
-        large = len(context) * length * options.draws >= LARGE
+        known, tokens = context.shape[1], length * tokens_per_stack(self.codec)
+        large = len(context) * tokens * options.draws >= LARGE
         self.model.autocast = torch.bfloat16 if large and resolve("auto", "cpu") == "bfloat16" else None
-        known = context.shape[1]
-        noise = self.sampler.temperature * torch.randn(len(context), length, context.shape[-1], generator=self.generator)
+        noise = self.sampler.temperature * torch.randn(len(context), tokens, context.shape[-1], generator=self.generator)
         x = torch.cat([context, noise], dim=1)
-        matrix = check_all_noise(self.sampler.matrix_for(schedule, length), schedule)
-        matrix = torch.cat([matrix.new_zeros(len(matrix), known), matrix], dim=1)
-        reward = self._reward(problem)
-        token_reward = lambda tokens: reward(_trajectory(self.codec.decode(tokens[:, known:])))  # noqa: E731
+        matrix = check_all_noise(self.sampler.matrix_for(schedule, 1 if options.only_next else tokens), schedule)
+        absent = matrix.new_full((len(matrix), known + tokens - matrix.shape[1]), schedule.levels)
+        absent[:, :known] = 0
+        matrix = torch.cat([absent[:, :known], matrix, absent[:, known:]], dim=1)
+        reward = self._reward(problem, length)
+        token_reward = lambda sequence: reward(_trajectory(self.codec.decode(sequence[:, known:])))  # noqa: E731
         denoise: Any = self.model.denoiser(cache=True)
         scale = guidance_scale(options, length, self.horizon.episode_tokens)
         if scale:
             low, high = (round(share * schedule.levels) for share in options.guidance_levels)
-            futures = MonteCarlo(options.draws, options.futures, slope=int(self.model.traits.causal))
             denoise = guide(
-                denoise, schedule, token_reward, scale, draws=futures, form=options.form, levels=(low, high), generator=self.generator
-            )
+                denoise, schedule, token_reward, scale, draws=self._futures(known + tokens), form=options.form, levels=(low, high),
+                generator=self.generator,
+            )  # fmt: skip
         x = sample(denoise, schedule, x, self.sampler.along(matrix), generator=self.generator, on_step=on_step)
         if options.candidates > 1:
-            score = torch.nan_to_num(token_reward(x), nan=-torch.inf).unflatten(0, (-1, options.candidates))
+            worth = self._expected(token_reward, x, matrix[-1]) if options.only_next else token_reward(x)
+            score = torch.nan_to_num(worth, nan=-torch.inf).unflatten(0, (-1, options.candidates))
             x = x.unflatten(0, (-1, options.candidates))[torch.arange(len(score)), score.argmax(1)]
+        if options.only_next:
+            x = self._outcome(x[:, : known + tokens_per_stack(self.codec)], known)
         return self.codec.decode(x[:, known:]).numpy()
 
-    def _reward(self, problem: Problem) -> Reward:
-        """The reward of plans: towards a goal half as strong for every plan that failed."""
+    def _futures(self, tokens: int) -> MonteCarlo:
+        """Over which futures the reward of sequences of so many tokens is averaged."""
+        options = self.options
+        slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
+        return MonteCarlo(
+            options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator,
+            spread=options.spread, chosen=choices(self.codec, tokens) if options.expectimax else None,
+            inner_draws=options.inner_draws,
+        )  # fmt: skip
+
+    def _expected(self, token_reward: Callable[[Tensor], Tensor], x: Tensor, levels: Tensor) -> Tensor:
+        """(n,), the expected reward of tokens x (n, t, d), decided where levels (t,) are 0."""
+        denoise, futures = self.model.denoiser(cache=True), self._futures(x.shape[1])
+        return expected_reward(denoise, self.model.schedule, token_reward, x, levels.expand(x.shape[:2]), futures, self.generator)
+
+    def _outcome(self, x: Tensor, known: int) -> Tensor:
+        """One unguided sample of what the next actions lead to: tokens x (n, t, d), decided up to these actions, token `known`."""
+        if x.shape[1] == known + 1:
+            return x
+        matrix = self.sampler.matrix_for(self.model.schedule, x.shape[1])
+        matrix[:, : known + 1] = 0
+        return sample(self.model.denoiser(cache=True), self.model.schedule, x, self.sampler.along(matrix), generator=self.generator)
+
+    def _reward(self, problem: Problem, length: int) -> Reward:
+        """The reward of plans of `length` tokens: towards a goal half as strong for every plan that failed, stronger to stay in it."""
         if problem.reward is not None:
             return problem.reward
         assert problem.goal is not None
+        goal = torch.from_numpy(problem.goal.astype(np.float32))
+        if self.options.reward == "earn":
+            return earn(self.maze, goal, self.options.softness, value=self.value)
         weight = 0.5 ** self.horizon.failures[problem.balls].astype(np.float32)
-        return scaled(reach(torch.from_numpy(problem.goal.astype(np.float32))), torch.from_numpy(weight))
+        if self.options.hold_scale is not None and length <= self.options.min_tokens:
+            hold = np.float32(self.options.hold_scale / guidance_scale(self.options, length, self.horizon.episode_tokens))
+            weight = np.where(_in_goal(problem), hold, weight)
+        return scaled(reach(goal), torch.from_numpy(weight))
 
     def _context(self, problem: Problem) -> Tensor:
         """Clean tokens (m, c, d) that a plan continues: the present; with memory, past tokens after the present of the first of them."""
@@ -301,6 +342,12 @@ class PlanningAgent(Policy):
         before = past[:, begin - 1, 2:] if begin else self.first_observation[problem.balls]
         frames = torch.cat([present_frames(torch.from_numpy(before), self.frame_stack), torch.from_numpy(past[:, begin:])], dim=1)
         return self.codec.encode(frames)
+
+
+def _in_goal(problem: Problem) -> Bools:
+    """Which balls are in their goals, (m,)."""
+    assert problem.goal is not None
+    return np.asarray(np.linalg.norm(problem.observation[:, :2] - problem.goal, axis=1) <= GOAL_RADIUS)
 
 
 def _trajectory(frames: Any) -> Trajectory:

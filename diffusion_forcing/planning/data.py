@@ -14,12 +14,16 @@ from ..engine.task import Progress
 from ..files import cached
 from .baselines.scripted import Controller
 from .envs.maze2d import JITTER, Array, Maze, step
+from .envs.windy import Gusts
 
-TRANSITIONS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000}
+TRANSITIONS = {"umaze": 1_000_000, "medium": 2_000_000, "large": 4_000_000, "windy": 1_000_000}
 STREAMS = 64
 """Balls that collect side by side. (The benchmark has one stream, which would take NumPy fifty times as long.)"""
 NOISE = 0.5
 """Standard deviation of the collector's action noise."""
+
+CAREFUL = 0.25
+"""Of the collector's walks in a maze with chance, how many shun the wind and the pit."""
 
 
 class Transitions(NamedTuple):
@@ -33,7 +37,8 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Progress | No
     """The benchmark's noisy collector: walk to a random cell, then to the next one, without end, with noise on every action.
 
     As there, the observation is not updated in the step in which the target changes, so that one is recorded twice
-    (`interpolate_repeats` repairs it).
+    (`interpolate_repeats` repairs it). In a maze with chance some walks take the short way, wind or not, the
+    others shun it.
     """
     rng = np.random.default_rng(seed)
     number = min(STREAMS, transitions)
@@ -45,16 +50,19 @@ def collect(maze: Maze, transitions: int, seed: int = 0, progress: Progress | No
     position, velocity, target = random_points(number), 0.1 * rng.standard_normal((number, 2)), random_points(number)
     observation = np.concatenate([position, velocity], axis=1)
     controller = Controller(maze, number, lambda n: rng.uniform(size=(n, 2)))
+    gusts = None if maze.chance is None else Gusts(maze, number, rng)
     observations = np.empty((number, length, 4), dtype=np.float32)
     actions = np.empty((number, length, 2), dtype=np.float32)
     for t in range(length):
         action, arrived = controller.act(observation, target)
         action = np.clip(action + NOISE * rng.standard_normal((number, 2)), -1, 1)
         observations[:, t], actions[:, t] = observation, action
-        position, velocity, _ = step(maze, position, velocity, action)
+        position, velocity, _ = step(maze, position, velocity, action, None if gusts is None else gusts.force(position))
         observation = np.where(arrived[:, None], observation, np.concatenate([position, velocity], axis=1))
         if arrived.any():
             target[arrived] = random_points(int(arrived.sum()))
+            if gusts is not None:
+                controller.careful[arrived] = rng.random(int(arrived.sum())) < CAREFUL
         if progress is not None and (t % 200 == 199 or t == length - 1):
             progress(f"collecting data in the {maze.name} maze", (t + 1) * number, length * number)
     return Transitions(observations, actions)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..engine.media import Film
 from ..engine.plotting import COLOURS, figure
-from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Maze
+from .envs.maze2d import GOAL_RADIUS, OFFSET, Array, Bools, Maze
 from .episodes import Episodes
 
 BLUE, RED, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
@@ -30,6 +30,42 @@ def draw_maze(ax: Any, maze: Maze, goal: Array | None = None) -> None:
     if goal is not None:
         ax.add_patch(Circle((goal[1], goal[0]), GOAL_RADIUS, facecolor=GREEN, alpha=0.25, lw=0))
         ax.plot(goal[1], goal[0], marker="*", ms=9, color=GREEN, mec="white", mew=0.6, zorder=6)
+
+
+def draw_winds(rows: list[tuple[str, Episodes]], file: Path, title: str = "") -> None:
+    """One panel for each policy in a maze with chance: all paths of its episodes, those that fell into the pit in red."""
+    height, width = rows[0][1].maze.walls.shape
+    with figure(file, 3.6 * len(rows), 3.6 * height / width + (0.75 if title else 0.5)) as fig:
+        for ax, (name, episodes) in zip(fig.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+            maze = episodes.maze
+            draw_maze(ax, maze, maze.goal)
+            draw_chance(ax, maze)
+            fallen: Bools = np.any(maze.on("P", episodes.observations[..., :2]), axis=1)
+            inside = np.asarray(np.linalg.norm(episodes.observations[..., :2] - episodes.goals[:, None], axis=-1) <= GOAL_RADIUS)
+            ends = np.where(inside.any(1), inside.argmax(1), inside.shape[1] - 1)
+            for i, end in enumerate(ends):
+                path = episodes.observations[i, : end + 1, :2]
+                draw_path(ax, path, RED if fallen[i] else BLUE, lw=0.9, alpha=max(0.15, min(0.8, 12 / len(ends))), zorder=4)
+            start = episodes.observations[:, 0, :2].mean(0)
+            ax.plot(start[1], start[0], "o", color="black", ms=6, mec="white", zorder=7)
+            ax.set_title(name, fontsize=10)
+        if title:
+            fig.suptitle(title, fontsize=11)
+
+
+def draw_chance(ax: Any, maze: Maze) -> None:
+    """The pit, hatched, and the windy cells with arrows along the gusts."""
+    from matplotlib.patches import Rectangle
+
+    for row, column in np.argwhere(maze.tiles("P")) - 0.5 - OFFSET:
+        ax.add_patch(Rectangle((column, row), 1, 1, facecolor="#e9c4bd", edgecolor="#c8776a", hatch="xxx", lw=0, zorder=1))
+    if maze.chance is not None:
+        push = np.array(maze.chance.force) / np.linalg.norm(maze.chance.force)
+        for row, column in np.argwhere(maze.tiles("~")) - OFFSET:
+            ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#d7e6f4", lw=0, zorder=0.5))
+            for offset in (-0.25, 0.25):
+                at = np.array([row, column]) - 0.3 * push + offset * push[::-1]
+                ax.annotate("", (at + 0.6 * push)[::-1], at[::-1], arrowprops={"arrowstyle": "->", "color": "#5f8fbf", "lw": 1.2}, zorder=2)
 
 
 def draw_path(ax: Any, points: Array, colour: str, **style: Any) -> None:

@@ -20,6 +20,9 @@ class PlanOptions:
     """Guidance scale (per metre and frame) of a plan as long as the episode. 0: no guidance."""
     short_plan_scale: float = 4.0
     """Guidance scale of the shortest plan. Lengths in between follow a power law."""
+    hold_scale: float | None = None
+    """Guidance scale of the shortest plan of a ball that is in its goal, to stay there, which the data never do. None: `short_plan_scale`,
+    which then serves both."""
     guidance_levels: tuple[float, float] = (0.3, 1.0)
     """Noise levels at which guidance acts, as fractions of K."""
     form: Literal["eps", "step"] = "eps"
@@ -28,6 +31,25 @@ class PlanOptions:
     """Monte Carlo guidance: futures over which the reward is averaged. 1: the predicted mean only."""
     futures: Literal["resample", "fresh"] = "resample"
     """How Monte Carlo guidance samples futures: noised again and denoised in one step, or from white noise in a few steps."""
+    estimator: Literal["pathwise", "covariance"] = "pathwise"
+    """Fresh futures: the gradient of the reward through them, or its covariance with the actions, which needs no gradient."""
+    future_steps: int = 5
+    """Fresh futures: denoising steps of each token."""
+    future_slope: int | None = None
+    """Fresh futures: steps by which each token lags behind the one before. None: 1 for causal networks, otherwise 0."""
+    expectimax: bool = False
+    """Guide actions only, never what they lead to, and later actions within fresh futures as well. For tokens that hold either."""
+    inner_draws: int = 1
+    """Expectimax: futures by which later actions within futures are guided. 1: the predicted mean; 0: they are made as in the data."""
+    spread: float | None = None
+    """Covariance: the standard deviation to which rewards that vary more from draw to draw are scaled down, so that guidance moves actions
+    by `scale * spread` standard deviations at most. None: never."""
+    only_next: bool = False
+    """Denoise only the next stack of actions, before `futures="fresh"`: the next plan decides about later ones."""
+    reward: Literal["reach", "earn"] = "reach"
+    """What a goal is worth. reach: minus the distance to it; earn: the maze's own return, steps from the arrival on less costs."""
+    softness: float = 0.1
+    """Of the reward "earn": metres over which the edges of goal and pit are smoothed."""
     candidates: int = 1
     """Plans sampled at a time, of which the one with the highest reward is kept."""
     replan: int = 20
@@ -46,22 +68,28 @@ class PlanOptions:
     back. Frees a ball that is stuck behind a wall its plan went through."""
     verify_tolerance: float = 0.35
     """Adaptive horizon: metres by which the model, denoising a half-noised plan without guidance, may differ from it. Guidance can pull a
-    plan through a wall; such a plan differs by more, is rejected like one that does not arrive, and a longer one is made. Plans of
-    `min_tokens` and plans to the end of the episode are not verified."""
+    plan through a wall; such a plan differs by more, is rejected like one that does not arrive, and a longer one is made. Plans to the
+    end of the episode are not verified, nor those of `min_tokens`, or with a `hold_scale` only those of balls in their goals."""
     memory: int = 0
     """Past tokens that a plan is conditioned on, besides the present."""
 
     def __post_init__(self) -> None:
-        check_options(self, "draws", "candidates", "replan", "short_plan_replan", "min_tokens")
+        check_options(self, "draws", "future_steps", "candidates", "replan", "short_plan_replan", "min_tokens")
         if self.lookahead is not None and self.lookahead < 1:
             raise ValueError(f"lookahead counts tokens from 1, or is None for an adaptive horizon; got {self.lookahead}")
         if not (self.replan_error >= 0 and self.verify_tolerance >= 0):
             raise ValueError(f"replan_error and verify_tolerance are distances in metres; got {self.replan_error}, {self.verify_tolerance}")
         if self.memory < 0 or self.extra_tokens < 0:
             raise ValueError(f"memory and extra_tokens count tokens from 0; got {self.memory}, {self.extra_tokens}")
+        if self.inner_draws < 0 or (self.future_slope or 0) < 0:
+            raise ValueError(f"inner_draws and future_slope count from 0; got {self.inner_draws}, {self.future_slope}")
+        if self.only_next and self.futures != "fresh":
+            raise ValueError(f"only_next leaves later actions to fresh futures; got futures={self.futures!r}, set futures='fresh'")
         if not self.scale >= 0 or not (self.short_plan_scale > 0 or (self.short_plan_scale == 0 and self.scale == 0)):
             raise ValueError(
                 f"scale and short_plan_scale are positive, or scale is 0 for no guidance; got {self.scale}, {self.short_plan_scale}"
             )
+        if self.hold_scale is not None and not (self.hold_scale > 0 and self.scale > 0):
+            raise ValueError(f"hold_scale is positive and needs a scale above 0, or is None; got {self.hold_scale}, scale={self.scale}")
         if not 0 <= self.guidance_levels[0] <= self.guidance_levels[1] <= 1:
             raise ValueError(f"guidance_levels is a range of fractions of K, 0 <= low <= high <= 1; got {self.guidance_levels}")

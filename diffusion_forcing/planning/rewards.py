@@ -4,6 +4,7 @@ reach    a goal as soon as possible, and stay
 arrive   a goal at any time
 visit    waypoints in order
 avoid    a disc to stay out of; add it to another reward
+earn     what the maze itself pays: steps from the arrival on, less the cost of its pit
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .envs.maze2d import GOAL_RADIUS
+from .envs.maze2d import GOAL_RADIUS, OFFSET, Maze
+from .value import DISCOUNT, PlaceValue
 
 
 class Trajectory(NamedTuple):
@@ -104,6 +107,43 @@ def avoid(centre: Tensor, radius: float, strength: float = 3.0) -> Reward:
         return -strength * (radius - distance(plan.position, _per_plan(centre, plan)[:, None])).clamp(min=0).sum(1)
 
     return reward
+
+
+def earn(maze: Maze, goal: Tensor, softness: float = 0.1, every: int = 5, value: PlaceValue | None = None) -> Reward:
+    """The return of a maze with chance: 1 for each frame from the arrival at the goal (b, 2) on, less the cost of frames in the pit.
+
+    softness: metres over which edges are smoothed, so that there is a gradient; a tenth of it at the edge of the pit. every: only each of
+    so many frames is looked at. value: of the place where a plan ends; the return is then discounted (`value.DISCOUNT`).
+    """
+    cost = maze.chance.cost if maze.chance else 0.0
+    centre, half = _rows_of_tiles(maze, "P")
+
+    def reward(plan: Trajectory) -> Tensor:
+        position = plan.position[:, every - 1 :: every]
+        away = distance(position, _per_plan(goal, plan)[:, None])
+        before = (1 - torch.sigmoid((GOAL_RADIUS - away) / softness)).cumprod(1)
+        paid = 1 - before
+        if cost and len(centre):
+            depth = (half - (position[:, :, None] - centre).abs()).amin(-1)  # (b, t, n), inside of each part of the pit
+            paid = paid - cost * before * torch.sigmoid(depth.amax(-1) / (0.1 * softness + 0.01))
+        if value is None:
+            return every * paid.sum(1)
+        discount = DISCOUNT ** (every * torch.arange(1.0, paid.shape[1] + 1))
+        last = (1 - before[:, -1]) / (1 - DISCOUNT) + before[:, -1] * value(position[:, -1])
+        return every * (discount * paid).sum(1) + discount[-1] * last
+
+    return reward
+
+
+def _rows_of_tiles(maze: Maze, kind: str) -> tuple[Tensor, Tensor]:
+    """Centres and half extents (n, 2) of tiles of a kind, those beside each other in a row as one: there is no edge between them."""
+    centres, halves = [], []
+    for row, tiles in enumerate(maze.tiles(kind)):
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], tiles, [False]]).astype(int)))
+        for first, end in edges.reshape(-1, 2):
+            centres.append((row - OFFSET, (first + end - 1) / 2 - OFFSET))
+            halves.append((0.5, (end - first) / 2))
+    return torch.tensor(centres).view(-1, 2), torch.tensor(halves).view(-1, 2)
 
 
 def scaled(reward: Reward, weight: Tensor) -> Reward:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..codecs import Chain
 from ..engine.log import progress_bar
 from ..engine.task import Evaluation, Progress, Task, TaskData
 from ..preconditioning import WienerSmoother
@@ -27,10 +28,12 @@ from .baselines.scripted import RandomPolicy, ScriptedPolicy
 from .baselines.zeroed import zero_network
 from .dynamics import motion_constraint
 from .envs.maze2d import GOAL_RADIUS, Array, Balls, Maze, by_name
+from .envs.windy import make_balls
 from .episodes import Counts, Episodes, Policy, play
 from .options import PLAN_SAMPLER, PlanOptions
 from .scores import POLICIES, PolicyName, failure_warnings, tables
 from .tokens import FrameWindows, fit_codec, frames_of, position_numbers
+from .value import PlaceValue
 
 if TYPE_CHECKING:
     from ..model import DiffusionForcing
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 class Maze2D(Task):
     """A ball in a maze: what a model is trained on, and how it is evaluated."""
 
-    maze: Literal["umaze", "medium", "large"] = "medium"
+    maze: Literal["umaze", "medium", "large", "windy"] = "medium"
     """Which maze."""
     multi: bool = False
     """Evaluate with a random goal for each episode (Multi2D) instead of the fixed one."""
@@ -60,7 +63,8 @@ class Maze2D(Task):
     short_windows: float = 0.5
     """Fraction of the training batches cut into shorter windows, of one random length each, so that short plans are learned."""
     wiener_smoother: bool = True
-    """Give the network linear (Wiener) estimates of the ball's position as input: given the whole plan, or (causal) the plan so far."""
+    """Give the network linear estimates of where the ball is as input: by a Wiener smoother of the whole plan, or of a causal network by a
+    Kalman filter of the plan so far."""
     linear_dynamics: bool = True
     """Make predictions obey the linear law of motion from token to token."""
     transitions: int | None = None
@@ -70,8 +74,17 @@ class Maze2D(Task):
     data_file: Path | None = None
     """Your own data: .hdf5 in the layout of D4RL or Minari. None: collected on first use and cached."""
 
-    main_options = ("multi", "policy", "data_file", "sampler.steps", "sampler.matrix", "plan.scale", "plan.lookahead", "plan.draws")
-    short_options = (("--multi", "--task.multi"),)
+    main_options: ClassVar[tuple[str, ...] | None] = (
+        "multi",
+        "policy",
+        "data_file",
+        "sampler.steps",
+        "sampler.matrix",
+        "plan.scale",
+        "plan.lookahead",
+        "plan.draws",
+    )
+    short_options: ClassVar[tuple[tuple[str, str], ...]] = (("--multi", "--task.multi"),)
 
     def __post_init__(self) -> None:
         by_name(self.maze)
@@ -100,7 +113,7 @@ class Maze2D(Task):
     def data(self) -> TaskData:
         """Windows that start anywhere; one stream in 32 is kept for validation."""
         frames, before = frames_of(store.read(self.data_file or self.prepare()))
-        codec = fit_codec(frames, self.frame_stack)
+        codec = self.fit_codec(frames)
         long = torch.isfinite(frames).all(-1).sum(1) >= self.tokens * self.frame_stack
         if long.any():  # otherwise FrameWindows raises
             frames, before = frames[long], before[long]
@@ -118,12 +131,20 @@ class Maze2D(Task):
             smoother = WienerSmoother.fit(torch.cat([tokens, tokens[:, -1:]], dim=1), position_numbers(self.frame_stack))
         return TaskData(train, valid, codec, constraint, smoother)
 
+    def fit_codec(self, frames: Tensor) -> Chain:
+        """The codec of frames (s, t, 6)."""
+        return fit_codec(frames, self.frame_stack)
+
     def prepare(self, progress: Progress | None = None) -> Path:
         """The file of the collected data, made on first use."""
         if progress is not None:
             return store.prepare(self.world, self.transitions, self.data_seed, progress)
         with progress_bar() as bar:
             return store.prepare(self.world, self.transitions, self.data_seed, bar)
+
+    def place_value(self) -> PlaceValue | None:
+        """What places are worth where plans end, for rewards that need it."""
+        return None
 
     def agent(self, model: DiffusionForcing, seed: int = 0) -> Policy:
         """Who acts, by the option `policy`."""
@@ -147,7 +168,7 @@ class Maze2D(Task):
         counts: list[Counts] = []
         for i, first in enumerate(range(0, number, self.parallel_episodes)):
             policy = self.agent(model, seed=1000 * seed + i)
-            balls = Balls(self.world, min(self.parallel_episodes, number - first), multi=self.multi, seed=1000 * seed + i)
+            balls = make_balls(self.world, min(self.parallel_episodes, number - first), multi=self.multi, seed=1000 * seed + i)
 
             def report(what: str, done: int, total: int, first: int = first) -> None:
                 if progress is not None:

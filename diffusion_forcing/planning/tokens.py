@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ..codecs import Chain, Normalize, Rotate, Stack
+from ..codecs import Chain, Normalize, Rotate, Split, Stack
 from ..windows import Batch, Source
 from .data import Transitions, interpolate_repeats
 from .dynamics import fit_law_of_motion, in_free_flight
@@ -63,6 +63,41 @@ def fit_codec(frames: Tensor, frame_stack: int) -> Chain:
     return Chain(normalize, stack, Rotate.fit(tokens, keep=frame_stack + 2, groups=groups, first=position.flatten()))
 
 
+def fit_choice_codec(frames: Tensor, frame_stack: int, keep: int = 5) -> Chain:
+    """Frames (s, t, 6) as two tokens for every `frame_stack` of them: the actions, then the observations that they led to.
+
+    Where chance has a say, a choice and its outcome must not share a noise level, or guidance finds the outcome while it is chosen. Of the
+    actions, and of the observations, `keep` principal directions of rows and of columns each: slow changes stay, jitter is left out.
+    """
+    flat = frames.reshape(-1, 6)
+    plain = Normalize.fit(flat[torch.isfinite(flat).all(-1)])
+    stack = Stack(frame_stack)
+    whole = frames[:, : frames.shape[1] // frame_stack * frame_stack]
+    groups = [[6 * frame + number for frame in range(frame_stack) for number in numbers] for numbers in ((0,), (1,), (2, 4), (3, 5))]
+    scale = torch.ones(2)
+    for _ in range(2):  # the second time, the leading directions of actions vary as much as those of observations
+        units = torch.cat([plain.std[:2] / scale, torch.full((2,), UNIT), plain.std[-2:] / 2])
+        normalize = Normalize(plain.mean, units * frame_stack**0.5)  # leading directions add up all frames
+        tokens = stack.encode(normalize.encode(whole)).flatten(0, 1)
+        tokens = tokens[torch.isfinite(tokens).all(-1)]
+        rotate = Rotate.fit(tokens[:: max(1, len(tokens) // 100_000)], keep=keep, groups=groups)
+        variance = rotate.variance.view(4, keep)
+        scale = scale * (variance[2:, 0] / variance[:2, 0]).sqrt()
+    return Chain(normalize, stack, rotate, Split(2, rotate.variance.view(2, 2 * keep).mean(0)))
+
+
+def choices(codec: Chain, tokens: int) -> Tensor | None:
+    """(tokens,), True for tokens of actions, of a plan in tokens of `fit_choice_codec`; None where a token holds both."""
+    parts = tokens_per_stack(codec)
+    return None if parts == 1 else torch.arange(tokens) % parts == 0
+
+
+def tokens_per_stack(codec: nn.Module) -> int:
+    """Tokens that stand for one stack of frames."""
+    last = codec.parts[-1] if isinstance(codec, Chain) else codec
+    return last.parts if isinstance(last, Split) else 1
+
+
 def position_numbers(frame_stack: int) -> list[int]:
     """Which numbers of a token of `fit_codec` hold the row and the column of the ball."""
     return [0, frame_stack + 2]
@@ -71,14 +106,15 @@ def position_numbers(frame_stack: int) -> list[int]:
 class FrameWindows(Source):
     """Windows that start at any frame of any stream: a present token, then length-1 tokens of `stack` frames, encoded when read.
 
-    frames, before: as from `frames_of`. event: the shape of a token. short: fraction of the batches whose windows are cut into pieces of
-    one random length, each with a present of its own, so that short plans are learned too.
+    frames, before: as from `frames_of`. event: the shape of a token; a codec may make several of one stack. short: fraction
+    of the batches whose windows are cut into pieces of one random length, each with a present of its own, so that short plans are learned
+    too.
     """
 
     cond_width = 0
 
     def __init__(
-        self, frames: Tensor, before: Tensor, length: int, stack: int, codec: nn.Module, event: tuple[int, ...], short: float = 0.0
+        self, frames: Tensor, before: Tensor, length: int, stack: int, codec: Chain, event: tuple[int, ...], short: float = 0.0
     ) -> None:
         if length < 2:
             raise ValueError(f"a window holds the present and at least one more token; got {length} tokens")
@@ -88,6 +124,7 @@ class FrameWindows(Source):
             raise ValueError(f"a window needs {(length - 1) * stack} frames, but the longest stream has {int(finite.max())}; "
                              "shorten it by window_frames, or collect more transitions")  # fmt: skip
         self.length, self.stack, self.codec, self.event, self.short = length, stack, codec, event, short
+        self.context = tokens_per_stack(codec)
         self._frames, self._before = frames, before
         self._starts = starts.clamp(min=0)
         self._ends = self._starts.cumsum(0)
@@ -118,7 +155,7 @@ class FrameWindows(Source):
 
     def length_of(self, windows: Tensor) -> int:
         """Tokens of these windows, the present included."""
-        return int(windows[0, 2]) + 1
+        return (int(windows[0, 2]) + 1) * self.context
 
     def raw(self, windows: Tensor) -> Tensor:
         """Frames (n, tokens * stack, 6) in the data's own units, the present first."""
@@ -128,7 +165,7 @@ class FrameWindows(Source):
         return torch.cat([present_frames(self._before[stream, first], self.stack), frames], dim=1)
 
     def read(self, windows: Tensor) -> Batch:
-        x = self.codec.encode(self.raw(windows))  # type: ignore[operator]
+        x = self.codec.encode(self.raw(windows))
         return Batch(x, x.new_zeros(*x.shape[:2], 0), torch.ones(x.shape[:2], dtype=torch.bool))
 
     def _place(self, which: Tensor) -> Tensor:

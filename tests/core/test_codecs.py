@@ -10,6 +10,7 @@ from diffusion_forcing.codecs import (
     Chain,
     Normalize,
     Rotate,
+    Split,
     Stack,
     Whiten,
     build_codec,
@@ -74,6 +75,19 @@ def test_statistics_are_of_the_data_they_were_fitted_to_and_no_other():
 def test_stack_lays_frames_side_by_side_in_order():
     x = torch.arange(12.0).view(1, 6, 2)
     assert Stack(3).encode(x).tolist() == [[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]]
+
+
+def test_split_undoes_stacking_and_keeps_its_shapes():
+    codec = Split(2, torch.tensor([1.0, 2.0, 3.0]))
+    x = torch.randn(3, 4, 6, generator=seeded(0))
+    tokens = codec.encode(x)
+    assert tokens.shape == (3, 8, 3)
+    assert torch.equal(tokens[:, 0], x[:, 0, :3])
+    assert torch.equal(tokens, Stack(2).decode(x))
+    assert torch.equal(codec.decode(tokens), x)
+    assert codec_traits(build_codec(describe_codec(Chain(Stack(5), codec)))).stack == 5
+    with pytest.raises(ValueError, match="groups of 2"):
+        codec.decode(tokens[:, :3])
 
 
 def test_stack_refuses_frames_that_do_not_fill_a_token():

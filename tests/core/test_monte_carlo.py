@@ -24,6 +24,7 @@ from diffusion_forcing import (
     pyramid,
     sample,
 )
+from diffusion_forcing.monte_carlo import expected_reward
 
 K = 1000
 SCHEDULE = NoiseSchedule(cosine(K))
@@ -33,6 +34,9 @@ COVARIANCE = MonteCarlo(16, "fresh", estimator="covariance", chosen=torch.tensor
 both_estimators = pytest.mark.parametrize("plan", [PATHWISE, COVARIANCE], ids=["pathwise", "covariance"])
 KINDS = [MonteCarlo(3), MonteCarlo(3, "fresh"), MonteCarlo(3, "fresh", estimator="covariance")]
 all_kinds = pytest.mark.parametrize("plan", KINDS, ids=["resample", "pathwise", "covariance"])
+RNN_MODEL = DiffusionForcing(RNN(1, hidden=8, levels=K), SCHEDULE)
+for parameter in RNN_MODEL.parameters():
+    torch.nn.init.normal_(parameter, std=0.3, generator=seeded(0))
 fresh_kinds = pytest.mark.parametrize("plan", KINDS[1:], ids=["pathwise", "covariance"])
 
 
@@ -366,6 +370,55 @@ def test_the_covariance_takes_no_gradient_anywhere():
     pred = guide(denoise, SCHEDULE, count, 1.0, draws=KINDS[2], generator=seeded(0))(noise(2), levels(0, 300, 600, K, n=2))
     assert not any(grad for _, _, grad in shown)
     assert (pred.grad[:, 1] != 0).any()
+
+
+@pytest.mark.parametrize("estimator", ["pathwise", "covariance"])
+def test_a_causal_network_is_asked_for_the_tokens_reached_only(estimator):
+    model, shown = RNN_MODEL, []
+
+    def spy(x, k):
+        shown.append(x.shape[1])
+        return model.predict(x, k)
+
+    def prediction(causal, slope):
+        plan = MonteCarlo(4, "fresh", steps=3, slope=slope, estimator=estimator, causal=causal)
+        return guide(spy, model.schedule, last, 1.0, draws=plan, form="eps", generator=seeded(0))(
+            noise(2, 6).float(), levels(0, *[K] * 5, n=2)
+        )
+
+    for slope in (0, 1, 3):
+        shown.clear()
+        whole = prediction(False, slope)
+        assert set(shown) == {6}
+        assert torch.allclose(prediction(True, slope).x0, whole.x0, atol=1e-4)
+        assert (min(shown) < 6) == (slope > 0)
+
+
+def test_a_spread_bounds_what_high_stakes_do():
+    x, k = noise(3, 2), levels(500, K, n=3)
+
+    def shift(stakes, spread):
+        plan = MonteCarlo(16, "fresh", estimator="covariance", spread=spread)
+        denoise = GAMBLE.process.denoiser(True)
+        guided = guide(denoise, gambles.SCHEDULE, lambda x: stakes * last(x), 1.0, draws=plan, form="eps", generator=seeded(0))(x, k)
+        return (guided.x0 - denoise(x, k).x0)[:, 0]
+
+    assert torch.equal(shift(0.1, 5.0), shift(0.1, None)), "low stakes are as they were"
+    assert torch.allclose(shift(100.0, 1.0), shift(1e4, 1.0))
+    assert shift(100.0, 1.0).abs().max() < 1.5
+    assert shift(100.0, None).abs().max() > 10
+
+
+@pytest.mark.parametrize(("choice", "worth"), [(-1.0, 0.3), (1.0, -0.3)])
+def test_plans_are_ranked_by_what_may_come_of_them(choice, worth):
+    x = torch.tensor([[choice], [1.5]], dtype=torch.float64).expand(2, 2, 1)  # the plan's own future is a win
+    plan = MonteCarlo(1000, "fresh", steps=10)
+    value = expected_reward(GAMBLE.process.denoiser(True), gambles.SCHEDULE, last, x, levels(0, K, n=2), plan, seeded(0))
+    assert torch.allclose(value, torch.full((2,), worth, dtype=value.dtype), atol=0.12)
+    averse = expected_reward(
+        GAMBLE.process.denoiser(True), gambles.SCHEDULE, last, x, levels(0, K, n=2), replace(plan, risk=-2.0), seeded(0)
+    )
+    assert (averse < value).all()
 
 
 @fresh_kinds

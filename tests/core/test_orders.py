@@ -69,18 +69,18 @@ def inputs(name, tokens, b=3, with_state=True, with_cond=True):
     return x, model.denoiser(cond, state)
 
 
-def assert_same(name, matrix, *, eta=0.0, hold="keep", lift=0, **options):
+def assert_same(name, matrix, *, eta=0.0, hold="keep", lift=0, solver="ddim", **options):
     """The fast order against the plain loop: tokens, and what is remembered of them above the level `lift`."""
     x, denoiser = inputs(name, matrix.shape[1], **options)
+    sampler = Sampler(eta=eta, hold=hold, solver=solver).along(matrix)
     with torch.no_grad():
-        quick = FAST[name](denoiser, x, matrix, Sampler(eta=eta, hold=hold), seeded(3), lift)
-        sampler = Sampler(eta=eta, hold=hold).along(matrix)
+        quick = FAST[name](denoiser, x, matrix, sampler, seeded(3), lift)
         plain = sampling.follow(lambda x, k: denoiser(x, k), SCHEDULE, x, sampler, seeded(3), min_context_level=lift)
     torch.testing.assert_close(quick.x, plain.x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(quick.context, plain.context, rtol=1e-4, atol=1e-4)
     assert torch.equal(quick.level, plain.level)
     # The same through the front door, which chooses the order by itself.
-    chosen = sample(denoiser, SCHEDULE, x, matrix, eta=eta, hold=hold, generator=seeded(3))
+    chosen = sample(denoiser, SCHEDULE, x, sampler, generator=seeded(3))
     torch.testing.assert_close(chosen, quick.x, rtol=0, atol=0)
 
 
@@ -89,6 +89,12 @@ def assert_same(name, matrix, *, eta=0.0, hold="keep", lift=0, **options):
 @pytest.mark.parametrize(("eta", "hold"), [(0.0, "keep"), (0.5, "keep"), (1.0, "resample"), (0.0, "resample")])
 def test_the_fast_order_is_the_plain_loop(name, matrix, eta, hold):
     assert_same(name, matrix, eta=eta, hold=hold)
+
+
+@every_model
+@pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+def test_steps_that_look_back_do_so_in_any_order(name, matrix):
+    assert_same(name, matrix, solver="adams_angle", lift=5)
 
 
 @every_model

@@ -111,10 +111,31 @@ def test_a_ladder_climbs_evenly_from_0_to_k(levels, data):
     assert rungs.max() - rungs.min() <= 1
 
 
+@given(levels=st.integers(1, 1200), curve=st.sampled_from(sorted(CURVES)), data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_a_fine_ladder_has_as_many_rungs_and_no_two_alike(levels, curve, data):
+    steps = data.draw(st.integers(1, levels))
+    ladder = NoiseSchedule(CURVES[curve](levels)).fine_ladder(steps)
+    assert ladder.dtype == torch.int64
+    assert ladder.shape == (steps + 1,)
+    assert (ladder[0], ladder[-1]) == (0, levels)
+    assert (ladder.diff() > 0).all()
+
+
+@pytest.mark.parametrize("curve", CURVES.values(), ids=CURVES)
+def test_a_fine_ladder_is_closer_together_where_there_is_little_noise_or_much(curve):
+    schedule = NoiseSchedule(curve(1000))
+    turns = schedule.angle[schedule.fine_ladder(50)].diff()
+    assert turns[25:30].mean() > 3 * max(turns[:3].mean(), turns[-3:].mean())
+    assert (turns[1:] / turns[:-1]).max() < 3  # no sudden change, which would cost steps that look back their accuracy
+
+
 @pytest.mark.parametrize("steps", [0, -1, 11])
 def test_a_ladder_of_no_or_too_many_steps_is_refused(steps):
     with pytest.raises(ValueError, match=f"between 1 and K=10.*got {steps}"):
         NoiseSchedule(linear(10)).ladder(steps)
+    with pytest.raises(ValueError, match=f"between 1 and K=10.*got {steps}"):
+        NoiseSchedule(linear(10)).fine_ladder(steps)
 
 
 @pytest.mark.parametrize("event", [(3,), (2, 4, 4)])

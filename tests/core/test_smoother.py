@@ -7,7 +7,7 @@ from oracles import seeded
 from diffusion_forcing import DiffusionForcing, NoiseSchedule, Sampler, Transformer, guide, linear, pyramid, rollout, sample
 from diffusion_forcing.backbones import RNN
 from diffusion_forcing.codecs import Rotate
-from diffusion_forcing.preconditioning import LinearConstraint, Preconditioning, WienerSmoother
+from diffusion_forcing.preconditioning import KalmanFilter, LinearConstraint, Preconditioning, WienerSmoother
 
 T = 12
 COVARIANCE = 9.0 * 0.8 ** torch.arange(T)  # of a process that forgets a fifth a step
@@ -76,56 +76,92 @@ def test_mixed_precision_leaves_guesses_alone():
     assert torch.equal(told, smoother(x, alpha, sigma))
 
 
-def test_a_filter_is_a_smoother_of_the_tokens_so_far():
-    schedule, x = NoiseSchedule(linear(100)), walks(20)
-    k = torch.randint(1, 101, (20, T), generator=seeded(1))
-    k[:, 3] = 0
-    alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
-    smoother, causal = (WienerSmoother(torch.tensor([1]), COVARIANCE[None], causal=causal) for causal in (False, True))
-    mean, variance = causal.posterior(x[..., 1:2], alpha, sigma)
-    for t in range(T):
-        whole_mean, whole_variance = smoother.posterior(x[:, : t + 1, 1:2], alpha[:, : t + 1], sigma[:, : t + 1])
-        torch.testing.assert_close(mean[:, t], whole_mean[:, t], atol=1e-3, rtol=0)
-        torch.testing.assert_close(variance[:, t], whole_variance[:, t], atol=1e-3, rtol=0)
+def laws():
+    """Two equations between neighbouring tokens of three numbers."""
+    left, right = torch.randn(2, 2, 3, generator=seeded(3))
+    return LinearConstraint(left, right, torch.tensor([0.2, -0.1]), torch.full((2,), 1e-3))
+
+
+def estimates(b, t, alike=False):
+    """Values of tokens (b, t, 3) on their own, and their variances."""
+    variance = 0.1 + torch.rand(1 if alike else b, t, 3, generator=seeded(5))
+    variance[:, 2] = 0  # a token that is known
+    return torch.randn(b, t, 3, generator=seeded(4)), variance
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_kalman_filter_conditions_each_token_on_the_laws_up_to_it(alike):
+    """Against the Gaussian of all tokens so far, conditioned on the equations among them."""
+    law, (x0, variance) = laws(), estimates(4, 6, alike)
+    mean, left_over, kept = law.filter(x0, variance)
+    for row in range(len(variance)):
+        for t in range(6):
+            prior = torch.diag(variance[row, : t + 1].flatten()).double()
+            equations = torch.zeros(2 * t, 3 * (t + 1), dtype=torch.float64)
+            for i in range(t):
+                equations[2 * i : 2 * i + 2, 3 * i : 3 * i + 6] = torch.cat([law.left, law.right], dim=1)
+            noisy = equations @ prior @ equations.T + 1e-3 * torch.eye(2 * t)
+            gain = prior @ equations.T @ noisy.inverse()
+            residual = equations @ x0[row, : t + 1].flatten().double() + law.offset.repeat(t)
+            exact_mean = x0[row, : t + 1].flatten().double() - gain @ residual
+            exact = (prior - gain @ equations @ prior)[-3:, -3:]
+            torch.testing.assert_close(mean[row, t].double(), exact_mean[-3:], atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(left_over[row, t].double(), exact.diagonal(), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(kept.covariance[row].double(), law.left.double() @ exact @ law.left.double().T, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_kalman_filter_goes_on_where_it_ended(cut, alike):
+    law, (x0, variance) = laws(), estimates(4, 6, alike)
+    whole = law.filter(x0, variance)
+    first = law.filter(x0[:, :cut], variance[:, :cut])
+    rest = law.filter(x0[:, cut:], variance[:, cut:], first[2])
+    for i in range(2):
+        parts = torch.cat([part.expand(4, -1, -1) for part in (first[i], rest[i])], dim=1)
+        torch.testing.assert_close(parts, whole[i].expand(4, -1, -1), atol=1e-4, rtol=1e-3)
+    for a, b in zip(rest[2], whole[2], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
 
 
 def test_a_causal_network_takes_a_filter_and_no_smoother(tmp_path):
-    smoother, causal = (WienerSmoother(torch.tensor([1]), COVARIANCE[None], causal=causal) for causal in (False, True))
-    rnn, schedule = RNN(3, causal.width, hidden=16), NoiseSchedule(linear(1000))
+    smoother, schedule = WienerSmoother(torch.tensor([1]), COVARIANCE[None]), NoiseSchedule(linear(1000))
     with pytest.raises(ValueError, match="reads later tokens"):
-        DiffusionForcing(rnn, schedule, preconditioning=Preconditioning(smoother=smoother))
-    model = DiffusionForcing(rnn, schedule, preconditioning=Preconditioning(torch.ones(3), smoother=causal))
-    torch.nn.init.normal_(rnn.proj_out.weight)
+        DiffusionForcing(RNN(3, smoother.width, hidden=16), schedule, preconditioning=Preconditioning(smoother=smoother))
+    numbers = KalmanFilter(torch.tensor([1]), 3)
+    prepared = Preconditioning(torch.ones(3), smoother=numbers)
+    with pytest.raises(ValueError, match="follows a linear constraint"):
+        DiffusionForcing(RNN(3, numbers.width, hidden=16), schedule, preconditioning=prepared)
+    model = filtering("rnn")
     x, k = walks(3), torch.full((3, T), 400)
-    before = model.predict(x, k).x0
+    amplitudes = model.schedule.alpha(k)[..., None], model.schedule.sigma(k)[..., None]
     changed = x.clone()
     changed[:, 7:] += 1.0
-    torch.testing.assert_close(model.predict(changed, k).x0[:, :7], before[:, :7], atol=1e-5, rtol=0)
-    assert (model.predict(changed, k).x0[:, 7] - before[:, 7]).abs().max() > 0.01
+    before, after = (model.preconditioning.build_cond(tokens, *amplitudes, x[..., :0])[0] for tokens in (x, changed))
+    assert torch.equal(after[:, :7], before[:, :7])
+    assert (after[:, 7:] - before[:, 7:]).abs().amax() > 0.1
+    prediction = model.predict(x, k).x0
     model.save_pretrained(tmp_path)
-    torch.testing.assert_close(DiffusionForcing.from_pretrained(tmp_path).predict(x, k).x0, before)
+    torch.testing.assert_close(DiffusionForcing.from_pretrained(tmp_path).predict(x, k).x0, prediction)
     assert not model.causal, "the orders of a causal model know nothing of the filter"
     with pytest.raises(ValueError, match="reads each token at one level"):
         model(x, k, past=k)
 
 
-def filtering(backbone, constrained=True):
-    """A causal model with a Wiener filter and, mostly, a linear constraint."""
+def filtering(backbone):
+    """A causal model with a Kalman filter."""
     generator = seeded(3)
-    numbers = WienerSmoother(torch.tensor([1]), COVARIANCE[None], octaves=2, causal=True)
+    numbers = KalmanFilter(torch.tensor([1]), 3, octaves=2)
     network = RNN(3, numbers.width, hidden=16) if backbone == "rnn" else Transformer(3, numbers.width, hidden=16, layers=2, heads=2)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
-    left, right = torch.randn(2, 2, 3, generator=generator)
-    law = LinearConstraint(left, right, torch.zeros(2), torch.full((2,), 1e-3)) if constrained else None
-    prepared = Preconditioning(torch.tensor([1.0, 9.0, 1.0]), constraint=law, smoother=numbers)
+    prepared = Preconditioning(torch.tensor([1.0, 9.0, 1.0]), constraint=laws(), smoother=numbers)
     return DiffusionForcing(network, NoiseSchedule(linear(1000)), preconditioning=prepared).requires_grad_(False)
 
 
-@pytest.mark.parametrize("constrained", [True, False])
 @pytest.mark.parametrize("backbone", ["rnn", "transformer"])
-def test_a_filter_goes_on_where_its_past_ended(backbone, constrained):
-    model, x = filtering(backbone, constrained), walks(3)
+def test_a_model_with_a_filter_goes_on_where_its_past_ended(backbone):
+    model, x = filtering(backbone), walks(3)
     k = torch.randint(1, 1001, (3, T), generator=seeded(1))
     k[:, :5] = 0
     whole, state = model.predict(x, k), None
@@ -136,10 +172,10 @@ def test_a_filter_goes_on_where_its_past_ended(backbone, constrained):
         torch.testing.assert_close(a, b[:, 5:], atol=2e-3, rtol=1e-3)
 
 
-def test_a_filter_forgets_what_its_covariance_does_not_span():
+def test_a_filter_keeps_as_much_of_any_past():
     model, x = filtering("rnn"), walks(2)
     state = model.absorb(x, None, model.absorb(x))
-    assert state.filtered.numbers.shape == (2, T - 1, 1)
+    assert [tuple(part.shape) for part in state.filtered] == [(2, 2), (2, 2, 2)]
     assert torch.isfinite(model.predict(x, torch.full((2, T), 500), None, state).x0).all()
     sampler = Sampler(steps=4, matrix="pyramid").over(model.schedule, 4)
     assert torch.isfinite(rollout(model, sampler, 30, x, generator=seeded(0))).all()
@@ -185,7 +221,7 @@ def test_how_unsure_a_guess_is_agrees_with_its_errors():
         k[:, 0] = 0
         alpha, sigma = schedule.alpha(k)[..., None], schedule.sigma(k)[..., None]
         noisy = alpha * x + sigma * torch.randn(x.shape, generator=seeded(2))
-        mean, variance = WienerSmoother(torch.tensor([1]), COVARIANCE[None]).posterior(noisy[..., 1:2], alpha, sigma)
+        mean, variance = WienerSmoother(torch.tensor([1]), COVARIANCE[None]).posterior(noisy, alpha, sigma)
         error = ((mean[..., 0] - x[..., 1] / 3) ** 2).mean(0)
         torch.testing.assert_close(error, variance[0, :, 0], atol=0.02, rtol=0.1)
 

@@ -344,7 +344,7 @@ if __name__ == "__main__":
 def test_a_script_leaves_a_run_whose_message_works_when_typed(here, capsys):
     (here / "my_script.py").write_text(SCRIPT)
     done = subprocess.run(**{**command("x"), "args": [sys.executable, "my_script.py"]}, cwd=here, capture_output=True, check=True)
-    assert "Next: dforce eval runs/mine" in done.stdout
+    assert done.stdout.strip().endswith("Next: dforce eval runs/mine --backbone my_script:Mine")
     assert dforce("eval", "runs/mine") == 2
     message = flat(capsys.readouterr().err)
     words = message[message.index("--backbone") :].split()[:2]

@@ -23,7 +23,7 @@ def gym():
     return gym
 
 
-IDS = [f"diffusion_forcing/Maze2D-{multi}{title}-v0" for multi in ("", "Multi-") for title in ("UMaze", "Medium", "Large")]
+IDS = [f"diffusion_forcing/Maze2D-{multi}{title}-v0" for multi in ("", "Multi-") for title in ("UMaze", "Medium", "Large", "Windy")]
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,5 +1,7 @@
 """Horizon control: how long plans are, when they are replaced, and what becomes of those that fail."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -89,7 +91,7 @@ def test_a_plan_that_fails_is_replaced_by_one_to_the_end_with_half_the_guidance(
     monkeypatch.setattr(agent, "_plan", recorded)
     path = Trajectory(*(part.repeat(2, 1, 1) for part in line((1, 1), (1, 2), (3, 3))))
     problem = agent._problem(observation, goals(agent), None)
-    before = agent._reward(problem)(path)
+    before = agent._reward(problem, 30)(path)
     agent.act(observation, goals(agent))
     for failures in (1, 2):
         lengths.clear()
@@ -101,7 +103,7 @@ def test_a_plan_that_fails_is_replaced_by_one_to_the_end_with_half_the_guidance(
         assert lengths[0] == 30 - (agent.time - 1) // 10, "to the end of the episode"
         assert lengths[1] == 4
         assert agent.horizon.failures.tolist() == [failures, 0]
-        torch.testing.assert_close(agent._reward(problem)(path), before * torch.tensor([0.5**failures, 1.0]))
+        torch.testing.assert_close(agent._reward(problem, 30)(path), before * torch.tensor([0.5**failures, 1.0]))
     agent.plan[:, :, 2:4] = observation[:, None, :2]  # now the plans hold
     agent.age[:] = agent.horizon.interval
     agent.act(observation, goals(agent))
@@ -118,6 +120,22 @@ def test_a_plan_the_model_disagrees_with_is_made_again_at_twice_the_length(monke
     plans.clear()
     agent.act(at_rest((1, 1), (3, 1)), goals(agent))
     assert plans == [(1, [0, 1], 8), (1, [0], 16), (1, [0], 30)], "only the first ball's, up to the end of the episode"
+
+
+def test_holding_has_a_scale_of_its_own_and_other_short_plans_are_verified(monkeypatch):
+    """The first ball is in its goal, the second is not; the model disagrees with every plan."""
+    agent = agent_of(number=2, episode=300, hold_scale=6.0, short_plan_scale=2.0, scale=0.1)
+    problem = agent._problem(at_rest((1, 1), (3, 1)), goals(agent), None)
+    path = Trajectory(*(part.repeat(2, 1, 1) for part in line((1, 1), (1, 2), (3, 3))))
+    for length, hold in ((4, 3.0), (5, 1.0)):
+        weight = agent._reward(problem, length)(path) / reach(GOAL.repeat(2, 1))(path)
+        torch.testing.assert_close(weight, torch.tensor([hold, 1.0]))
+    monkeypatch.setattr(agent.horizon, "arrival", lambda plans, goal: (np.ones(len(plans), bool), np.full(len(plans), 1)))
+    monkeypatch.setattr(planning, "disagreement", lambda model, context, plans, generator: torch.ones(len(plans)))
+    plans = np.zeros((2, 4 * STACK, 6), dtype=np.float32)
+    assert agent._rejected(problem, plans).tolist() == [False, True]
+    agent.options = dataclasses.replace(agent.options, hold_scale=None)
+    assert agent._rejected(problem, plans).tolist() == [False, False], "one scale for both: no short plan is verified"
 
 
 def test_one_token_ahead_is_a_policy_with_the_same_weights():

@@ -13,6 +13,8 @@ from diffusion_forcing.planning.options import PlanOptions
         ({"extra_tokens": -1}, "extra_tokens"),
         ({"replan_error": -0.1}, "replan_error"),
         ({"verify_tolerance": float("nan")}, "verify_tolerance"),
+        ({"hold_scale": 0.0}, "hold_scale"),
+        ({"hold_scale": 1.0, "scale": 0.0}, "hold_scale"),
         ({"guidance_levels": (0.5, 0.2)}, "guidance_levels"),
         ({"guidance_levels": (0.0, 1.1)}, "guidance_levels"),
         ({"short_plan_scale": -1.0}, "short_plan_scale"),

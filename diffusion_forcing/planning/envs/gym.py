@@ -1,10 +1,12 @@
 """The mazes as Gymnasium environments: one ball (`Maze2DEnv`), or many stepped at once (`Maze2DVectorEnv`).
 
 Importing this module registers them, so that `gymnasium.make("diffusion_forcing.planning.envs.gym:diffusion_forcing/Maze2D-Large-v0")`
-works without importing it first. Names: UMaze, Medium and Large; with `Multi-` before them every episode has a random goal.
+works without importing it first. Names: UMaze, Medium and Large, and Windy, which has chance; with `Multi-` before them every episode has a
+random goal.
 
 Observations are (4,): position and velocity. Actions are (2,): the force along rows and along columns, in [-1, 1] (clipped). The reward
-is 1 after a step that ends within 0.5 of the goal. Episodes never terminate; they are truncated after 300, 600 or 800 steps. `info`
+is 1 after a step that ends within 0.5 of the goal; Windy holds the ball there, and takes a cost for each step in the pit. Episodes never
+terminate; they are truncated after 300, 600 or 800 steps, Windy after 400. `info`
 holds the goal (2,) and whether the ball touched a wall. `reset(options={"start": ..., "goal": ...})` chooses them for one episode.
 """
 
@@ -22,25 +24,26 @@ try:
 except ImportError as error:
     raise ImportError("the mazes as Gymnasium environments need its package: pip install 'diffusion_forcing[planning]'") from error
 
-from .maze2d import DT, GOAL_RADIUS, MAX_SPEED, OFFSET, RADIUS, Array, Balls, Bools, Maze, check_inside
+from .maze2d import DT, GOAL_RADIUS, MAX_SPEED, OFFSET, RADIUS, Array, Balls, Bools, Maze, by_name, check_inside
+from .windy import make_balls
 
 PIXELS = 40
 """Of the side of a cell in a rendered image."""
 SPEED_BOUND = 2 * MAX_SPEED
 """Bound of observed velocity components: in free flight they stay below 5.23, after hitting a corner below 8."""
-WALL, FLOOR, GOAL, BALL = (60, 64, 72), (250, 250, 247), (36, 150, 80), (33, 102, 190)
+WALL, FLOOR, GOAL, BALL, WIND, PIT = (60, 64, 72), (250, 250, 247), (36, 150, 80), (33, 102, 190), (215, 230, 244), (233, 196, 189)
 _LINE = 0.04
 _METADATA = {"render_modes": ["rgb_array"], "render_fps": round(1 / DT)}
 _MODES = getattr(gymnasium.vector, "AutoresetMode", None)  # missing in Gymnasium 1.0, where the next step always resets
 
 
 class Maze2DEnv(gymnasium.Env[Array, NDArray[np.float32]]):
-    """One ball. maze: umaze, medium, large or a Maze; multi: a random goal for each episode instead of the maze's own."""
+    """One ball. maze: umaze, medium, large, windy or a Maze; multi: a random goal for each episode instead of the maze's own."""
 
     metadata = _METADATA
 
     def __init__(self, maze: Maze | str = "umaze", multi: bool = False, render_mode: str | None = None) -> None:
-        self.balls = Balls(maze, multi=multi, seed=None)
+        self.balls = make_balls(_maze(maze), multi=multi, seed=None)
         self.observation_space, self.action_space = _spaces(self.balls.maze)
         self.render_mode = _check_render_mode(render_mode)
 
@@ -72,7 +75,7 @@ class Maze2DVectorEnv(VectorEnv[Array, NDArray[np.float32], Any]):
     def __init__(self, maze: Maze | str = "umaze", num_envs: int = 1, multi: bool = False, render_mode: str | None = None) -> None:
         if num_envs < 1:
             raise ValueError(f"a vector environment holds at least one ball; got num_envs={num_envs}")
-        self.balls = Balls(maze, num_envs, multi=multi, seed=None)
+        self.balls = make_balls(_maze(maze), num_envs, multi=multi, seed=None)
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = _spaces(self.balls.maze)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -114,6 +117,8 @@ def render_maze(maze: Maze, position: Array, goal: Array) -> NDArray[np.uint8]:
     """The maze from above (height, width, 3), rows downwards: walls, the ball at position (2,) and a ring around the goal (2,)."""
     walls = maze.walls.repeat(PIXELS, 0).repeat(PIXELS, 1)
     canvas = np.where(walls[..., None], WALL, FLOOR).astype(float)
+    for kind, colour in (("~", WIND), ("P", PIT)):
+        canvas[maze.tiles(kind).repeat(PIXELS, 0).repeat(PIXELS, 1)] = colour
     rows, columns = (((np.arange(size) + 0.5) / PIXELS - 0.5 - OFFSET) for size in walls.shape)  # coordinates of pixels
 
     def fill(distance: Array, colour: tuple[int, int, int]) -> None:
@@ -127,6 +132,10 @@ def render_maze(maze: Maze, position: Array, goal: Array) -> NDArray[np.uint8]:
     fill(np.abs(distance_to(goal) - GOAL_RADIUS) - _LINE / 2, GOAL)
     fill(distance_to(position) - RADIUS, BALL)
     return np.round(canvas).astype(np.uint8)
+
+
+def _maze(maze: Maze | str) -> Maze:
+    return by_name(maze) if isinstance(maze, str) else maze
 
 
 def _spaces(maze: Maze) -> tuple[Any, Any]:
@@ -180,7 +189,7 @@ def _check_render_mode(render_mode: str | None) -> str | None:
     return render_mode
 
 
-for _name, _title in (("umaze", "UMaze"), ("medium", "Medium"), ("large", "Large")):
+for _name, _title in (("umaze", "UMaze"), ("medium", "Medium"), ("large", "Large"), ("windy", "Windy")):
     for _multi in (False, True):
         _id = f"diffusion_forcing/Maze2D-{'Multi-' if _multi else ''}{_title}-v0"
         if _id not in gymnasium.registry:  # the module may be loaded anew

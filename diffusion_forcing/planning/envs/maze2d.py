@@ -36,14 +36,32 @@ _NEIGHBOURS = np.array([(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)])
 
 
 @dataclass(frozen=True)
+class Chance:
+    """What is random in a maze: gusts on its windy cells, that may carry a ball into its pit."""
+
+    force: tuple[float, float] = (200.0, 0.0)
+    """Of a gust in newtons, along rows and columns. Twice what the ball can muster: who is caught is carried away."""
+    probability: float = 0.3
+    """That a gust blows, drawn anew every `hold` steps."""
+    hold: int = 25
+    """Steps for which a gust or a lull lasts."""
+    cost: float = 8.0
+    """Reward lost in each step in the pit."""
+
+
+@dataclass(frozen=True)
 class Maze:
-    """A layout (# wall, O free, G the fixed goal), the length of an episode, and the returns behind normalised scores."""
+    """A layout, the length of an episode, and the returns behind normalised scores.
+
+    # wall, O free, G the fixed goal. With chance: S where episodes start, ~ windy, P pit.
+    """
 
     name: str
     layout: tuple[str, ...]
     steps: int
     random_return: float
     reference_return: float
+    chance: Chance | None = None
 
     @cached_property
     def walls(self) -> Bools:
@@ -56,9 +74,18 @@ class Maze:
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
-        """Free cells (n, 2), sorted, the goal's last: the order from which the benchmark samples."""
-        free = np.argwhere([[tile == "O" for tile in row] for row in self.layout])
-        return np.concatenate([free, self.goal[None].astype(np.int64)])
+        """Free cells (n, 2), sorted, the goal's last: the order from which the benchmark samples. Pits are not among them."""
+        return np.concatenate([np.argwhere(self.tiles("OS~")), self.goal[None].astype(np.int64)])
+
+    def tiles(self, kinds: str) -> Bools:
+        """Which tiles of the layout (rows, columns) are of these kinds."""
+        return np.array([[tile in kinds for tile in row] for row in self.layout])
+
+    def on(self, kinds: str, points: Array) -> Bools:
+        """Whether points (..., 2) lie on tiles of these kinds."""
+        cell = np.clip(np.floor(points + 0.5 + OFFSET).astype(np.int64), 0, np.array(self.walls.shape) - 1)
+        found: Bools = self.tiles(kinds)[cell[..., 0], cell[..., 1]]
+        return found
 
     @property
     def farthest_cell(self) -> Array:
@@ -98,6 +125,8 @@ MAZES = {
         800, 6.7, 273.99,
     ),
 }  # fmt: skip
+WINDY = Maze("windy", ("######", "#OOOO#", "#O##O#", "#S~~G#", "##PP##", "######"), 400, 0.0, 100.0, Chance())
+"""The short way to the goal passes a pit in the wind; the way round is twice as long. See `windy`."""
 
 
 class StepResult(NamedTuple):
@@ -108,10 +137,11 @@ class StepResult(NamedTuple):
     touched: Bools
 
 
-def step(maze: Maze, position: Array, velocity: Array, action: Array) -> StepResult:
-    """One step of n balls: position, velocity and action (n, 2); actions are clipped to [-1, 1]."""
+def step(maze: Maze, position: Array, velocity: Array, action: Array, wind: Array | None = None) -> StepResult:
+    """One step of n balls: position, velocity and action (n, 2); actions are clipped to [-1, 1]. wind: a further force (n, 2), in N."""
     velocity = np.clip(velocity, -MAX_SPEED, MAX_SPEED)
     force = GEAR * np.clip(action, -1, 1) - DAMPING * velocity
+    force = force if wind is None else force + wind
     normal, gap, touching = _contacts(maze.walls, position)
     acceleration = force / MASS
     touched: Bools = np.any(touching, axis=1)
@@ -200,10 +230,11 @@ def rewards(position: Array, goal: Array) -> Array:
 
 
 def by_name(name: str) -> Maze:
-    """umaze, medium or large."""
-    if name not in MAZES:
-        raise ValueError(f"there is no maze {name!r}; choose from {', '.join(MAZES)}")
-    return MAZES[name]
+    """umaze, medium or large; or windy."""
+    mazes = {**MAZES, WINDY.name: WINDY}
+    if name not in mazes:
+        raise ValueError(f"there is no maze {name!r}; choose from {', '.join(mazes)}")
+    return mazes[name]
 
 
 def check_inside(maze: Maze, points: Any, what: str) -> Array:
