@@ -9,7 +9,8 @@ from diffusion_forcing.engine.run import load_run
 from diffusion_forcing.imitation.agent import ImitationAgent
 from diffusion_forcing.planning.agent import PlanningAgent
 
-MAZES, VIDEOS, ROBOTS = ("maze2d-large", "maze2d-medium", "maze2d-umaze", "maze2d-umaze-gru"), ("labyrinth", "voxels"), ("pusht", "swap")
+MAZES = tuple(f"maze2d-{maze}{network}" for maze in ("large", "medium", "umaze") for network in ("", "-gru"))
+VIDEOS, ROBOTS = ("labyrinth", "voxels"), ("pusht", "swap")
 
 
 def test_every_pretrained_model_is_tested_here():
