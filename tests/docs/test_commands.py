@@ -70,7 +70,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     for module, name, function in (
         (cli, "check", lambda experiment: None), (cli, "open_run", lambda *_, **__: None), (cli, "train", train),
         (cli, "load_run", load_run), (cli, "parse_run", parse_run), (play, "parse_run", parse_run), (cli, "progress_bar", stop),
-        (cli, "write_report", stop), (cli, "list_recipes", stop), (command, "read", stop),
+        (cli, "write_report", stop), (cli, "list_recipes", stop), (cli, "verify", stop), (command, "read", stop),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, function)
     return known

@@ -115,7 +115,8 @@ def test_a_task_of_ones_own_survives_if_its_class_is_named(tmp_path):
     save_experiment(experiment, tmp_path / "config.json")
     assert load_experiment(tmp_path / "config.json", (Waves,)) == experiment
     with pytest.raises(
-        ValueError, match=r"config.json.task should be one of Composition, Forecasting, Imitation, Maze2D, Sequences, Video; got 'Waves'"
+        ValueError,
+        match=r"config.json.task should be one of Composition, Forecasting, Imitation, Maze2D, Sequences, Video, WindyMaze2D; got 'Waves'",
     ):
         load_experiment(tmp_path / "config.json")
 

@@ -82,7 +82,9 @@ def test_the_streams_are_put_back(capsys):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_gives_the_code_that_shells_give(number, code, here):
     words = [*TRAIN, "--train.steps", "100000"]
-    process = subprocess.Popen(**command("diffusion_forcing", *words), cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        **command("diffusion_forcing", *words), cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals
+    )
     folder = here / "runs" / "composition"
     wait_for_steps(process, folder, 5)
     process.send_signal(number)
@@ -92,6 +94,12 @@ def test_a_signal_saves_and_gives_the_code_that_shells_give(number, code, here):
     assert process.returncode == code, errors
     assert f"interrupted at step {checkpoint(folder)[1]['step']:,}; all is saved" in flat(output)
     assert finite(weights(folder))
+
+
+def heed_signals():
+    """In a child process: signals act as usual, though tests may run in the background or under nohup, which ignore some."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_steps(process, folder, steps):
