@@ -131,7 +131,7 @@ class PlanningAgent(Policy):
                 self.counts.errors.append(error[replaced])
             self.horizon.review(due, error, adaptive)
             self._replan(problem.select(np.flatnonzero(due)))
-        age = np.minimum(self.age, self.plan.shape[1] - 1)
+        age = np.minimum(self.age, self.plan.shape[1] - 1)  # a ball that the goal holds outlives its plan
         action = np.clip(np.nan_to_num(self.plan[np.arange(self.number), age, :2]), -1, 1)
         self.age += 1
         self.time += 1
@@ -295,11 +295,10 @@ class PlanningAgent(Policy):
     def _futures(self, tokens: int) -> MonteCarlo:
         """Over which futures the reward of sequences of so many tokens is averaged."""
         options = self.options
-        slope = int(self.model.traits.causal) if options.future_slope is None else options.future_slope
+        slope = int(self.model.traits.causal)
         return MonteCarlo(
             options.draws, options.futures, steps=options.future_steps, slope=slope, causal=self.model.causal, estimator=options.estimator,
             spread=options.spread, chosen=choices(self.codec, tokens) if options.expectimax else None,
-            inner_draws=options.inner_draws,
         )  # fmt: skip
 
     def _expected(self, token_reward: Callable[[Tensor], Tensor], x: Tensor, levels: Tensor) -> Tensor:

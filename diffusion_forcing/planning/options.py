@@ -35,12 +35,8 @@ class PlanOptions:
     """Fresh futures: the gradient of the reward through them, or its covariance with the actions, which needs no gradient."""
     future_steps: int = 5
     """Fresh futures: denoising steps of each token."""
-    future_slope: int | None = None
-    """Fresh futures: steps by which each token lags behind the one before. None: 1 for causal networks, otherwise 0."""
     expectimax: bool = False
     """Guide actions only, never what they lead to, and later actions within fresh futures as well. For tokens that hold either."""
-    inner_draws: int = 1
-    """Expectimax: futures by which later actions within futures are guided. 1: the predicted mean; 0: they are made as in the data."""
     spread: float | None = None
     """Covariance: the standard deviation to which rewards that vary more from draw to draw are scaled down, so that guidance moves actions
     by `scale * spread` standard deviations at most. None: never."""
@@ -81,8 +77,6 @@ class PlanOptions:
             raise ValueError(f"replan_error and verify_tolerance are distances in metres; got {self.replan_error}, {self.verify_tolerance}")
         if self.memory < 0 or self.extra_tokens < 0:
             raise ValueError(f"memory and extra_tokens count tokens from 0; got {self.memory}, {self.extra_tokens}")
-        if self.inner_draws < 0 or (self.future_slope or 0) < 0:
-            raise ValueError(f"inner_draws and future_slope count from 0; got {self.inner_draws}, {self.future_slope}")
         if self.only_next and self.futures != "fresh":
             raise ValueError(f"only_next leaves later actions to fresh futures; got futures={self.futures!r}, set futures='fresh'")
         if not self.scale >= 0 or not (self.short_plan_scale > 0 or (self.short_plan_scale == 0 and self.scale == 0)):
